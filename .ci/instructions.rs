@@ -1,7 +1,7 @@
 //! The program that `.ci/instructions` counts: repeats one path. `PATH COUNT`. It must not use anything newer than
 //! 6eb8236.
 
-use wakeline::{
+use wakeline::{Stream, 
     device::{Device, Emulated, Simulation},
     graph::Graph,
     operator::{map, sink, source},

@@ -19,7 +19,7 @@ mod gpu;
 use std::{sync::mpsc, time::Instant};
 
 use figure::{alternate, figure};
-use wakeline::{memory::Allocator, prelude::*};
+use wakeline::{Stream, memory::Allocator, prelude::*};
 
 const BYTES: usize = 1 << 20;
 const PAIRS: u32 = 20_000;

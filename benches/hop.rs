@@ -81,11 +81,11 @@ async fn ours(capacity: usize, messages: u64) -> Duration {
     let mut from = first.out;
     for at in 2..CHAIN {
         let pass = flow.add(format!("pass {at}"), Pass);
-        flow.connect_with(from, pass.input, Hub::bounded(capacity));
+        flow.connect_with(from, pass.input, HubOptions::bounded(capacity));
         from = pass.out;
     }
     let last = flow.add("last", Last(0));
-    flow.connect_with(from, last.input, Hub::bounded(capacity));
+    flow.connect_with(from, last.input, HubOptions::bounded(capacity));
     let began = Instant::now();
     let report = flow.run().await.expect("the flow runs");
     let took = began.elapsed();

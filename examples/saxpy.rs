@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use wakeline::prelude::*;
+use wakeline::{Stream, prelude::*};
 
 /// Adds a times x to y on a GPU.
 #[derive(Parser)]

@@ -267,7 +267,7 @@ async fn shout(args: &Args) -> Result<String> {
     let upper = flow.add("upper", Upper).on(&device);
     let write = WriteChunks { file: target.file().map_err(at_output)?, progress: progress.clone() };
     let write = flow.add("write", write).on_own_thread();
-    let hub = Hub::bounded(1).envelopes(usize::from(args.envelopes));
+    let hub = HubOptions::bounded(1).envelopes(usize::from(args.envelopes));
     flow.connect_with(read.chunks, upper.chunks, hub.envelope_bytes(args.chunk));
     flow.connect_with(upper.shouted, write.chunks, hub);
     let report = flow.run().await;

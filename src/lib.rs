@@ -20,7 +20,7 @@
 //! | [`flow`] | build, check, run, embed: [`Flow`], [`Running`], [`Report`], [`Ingress`], [`Egress`], [`Service`]; [sections](Flow::replay) replayed as CUDA graphs |
 //! | [`operator`] | [`Operator`], [`LocalOperator`](operator::LocalOperator), their [`Ports`](operator::Ports), [`Input`], [`Inputs`], [`Output`], [`Cx`]; [`Linked`](operator::Linked) |
 //! | [`condition`] | when an operator may run |
-//! | [`hub`] | [`Hub`], [`Envelope`], [`Message`](trait@Message): queues, envelopes, copies; [`ChunkHub`]: chunks with many readers |
+//! | [`hub`] | [`HubOptions`], [`Envelope`], [`Message`](trait@Message): queues, envelopes, copies; [`ChunkHub`]: chunks with many readers |
 //! | `config` | operators' parameters from files, the environment and the program (feature `config`) |
 //! | [`graph`] | CUDA [`Graph`](graph::Graph)s: capture, nodes, [`Exec`](graph::Exec), [`Registry`](graph::Registry) |
 //! | [`kernel`](mod@kernel) | typed launches: `#[kernel]`, [`Grid`](kernel::Grid) |
@@ -132,19 +132,23 @@ pub use cudarc;
 pub use device::Device;
 pub use error::{Error, ErrorKind, Result};
 pub use flow::{Egress, Flow, Ingress, Report, Running, Service};
-pub use hub::{ChunkHub, Envelope, Fork, Host, Hub, Message};
+pub use hub::{ChunkHub, Envelope, Fork, Host, HubOptions, Message};
 pub use memory::Buffer;
 pub use operator::{Cx, Input, Inputs, Operator, Output};
 pub use stream::{CompletionMode, Stream, StreamPool};
 pub use wakeline_macros::{Message, Ports, kernel};
 
-/// The types that operators and flows commonly need.
+/// What operators and flows commonly need. Its names do not collide with those of `futures::prelude`, `tokio` and the
+/// standard library, except for [`Result`], which has the standard one's parameters; so [`Stream`](crate::Stream) is not
+/// here.
 pub mod prelude {
     pub use crate::{
-        Buffer, ChunkHub, Cx, Device, Envelope, Error, ErrorKind, Flow, Host, Hub, Input, Inputs, Message, Operator,
-        Output, Report, Result, Stream, StreamPool,
+        Buffer, ChunkHub, Cx, Device, Envelope, Error, ErrorKind, Flow, Host, HubOptions, Input, Inputs, Message,
+        Operator, Output, Report, Result, Service, StreamPool,
+        condition::{Gate, every},
         device::Emulated,
-        operator::{Consume, Modify, Peek, Ports, Produce},
+        kernel::Grid,
+        operator::{Consume, Modify, Peek, Ports, Produce, map, sink, source},
     };
     pub use wakeline_macros::{KernelStruct, Ports, kernel};
 }

@@ -12,6 +12,7 @@ use std::{
 use common::*;
 use tokio::sync::oneshot;
 use wakeline::{
+    Stream,
     condition::Status,
     device::{Emulated, Faults, Simulation},
     flow::{Handle, OperatorStatus},
@@ -122,7 +123,7 @@ on_both!(l7_after_is_called_once_when_the_work_is_done, async |device: Device| {
     let count = flow.add("count", source(move || ready(Ok(numbers.next()))));
     let works = flow.add("works", Works { after: after.clone(), before: before.clone(), buffer, held, runs: 0 });
     let works = works.on(&device);
-    flow.connect_with(count.output, works.input, Hub::bounded(3));
+    flow.connect_with(count.output, works.input, HubOptions::bounded(3));
     let running = flow.spawn().unwrap();
     for run in 1..=3 {
         let hold = is_held.recv().await.unwrap();
@@ -187,7 +188,7 @@ fn sums(device: &Device, fails: bool) -> (Flow, Shared<u32>) {
             ready(Ok(()))
         }),
     );
-    flow.connect_with(produce.output, sums.numbers, Hub::default().envelope_bytes(40));
+    flow.connect_with(produce.output, sums.numbers, HubOptions::default().envelope_bytes(40));
     flow.connect(sums.sums, keep.input);
     (flow, seen)
 }
@@ -302,7 +303,7 @@ async fn l7_may_run_is_called_again_after_a_message() {
         let mut numbers = 0..9 + left;
         let count = flow.add("count", source(move || ready(Ok(numbers.next()))));
         let threes = flow.add("threes", Threes(seen.clone()));
-        flow.connect_with(count.output, threes.input, Hub::bounded(4));
+        flow.connect_with(count.output, threes.input, HubOptions::bounded(4));
         let outcome = within(flow.run()).await;
         assert_eq!(*lock(&seen), [[0, 1, 2], [3, 4, 5], [6, 7, 8]]);
         match left {

@@ -17,6 +17,7 @@ use std::{
 
 use common::*;
 use wakeline::{
+    Stream,
     device::Emulated,
     graph::{Exec, Graph},
     memory::Allocator,
@@ -205,7 +206,7 @@ async fn a_flow_waits_for_memory_that_was_dropped_while_the_queue_was_full() {
     let produce = flow.add("produce", SendEach::new([vec![1_u32]]));
     let increment = flow.add("increment", Increment).on(&device);
     let consume = flow.add("consume", Collect(seen.clone()));
-    flow.connect_with(produce.output, increment.input, Hub::bounded(1).envelope_bytes(24 << 10));
+    flow.connect_with(produce.output, increment.input, HubOptions::bounded(1).envelope_bytes(24 << 10));
     flow.connect(increment.output, consume.input);
     let flow = tokio::spawn(async move { flow.run().await });
     for _ in 0..100 {

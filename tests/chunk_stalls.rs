@@ -224,13 +224,13 @@ async fn q7_chunks_for_others_and_unread_settings_do_not_stall_a_quiet_loop() {
         let mut once = Some(3);
         let begin = flow.add("begin", source(move || ready(Ok(once.take()))));
         flow.connect(begin.output, produces.numbers);
-        flow.connect_with(produces.forth, produces.numbers, Hub::bounded(4));
+        flow.connect_with(produces.forth, produces.numbers, HubOptions::bounded(4));
         flow.link(produces.chunks, &hub);
         // At least one setting arrives after the loop's last run.
         let mut settings = 0..20;
         let settings = source(move || ready(Ok(settings.next())));
         let settings = flow.add("settings", settings).when(every(Duration::from_millis(10)));
-        flow.connect_with(settings.output, produces.settings, Hub::latest());
+        flow.connect_with(settings.output, produces.settings, HubOptions::latest());
         let taken = if by_hand {
             let mut link = hub.consume(&Device::host()).unwrap();
             Some(tokio::spawn(async move {

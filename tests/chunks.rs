@@ -8,6 +8,7 @@ use std::{
 use common::*;
 use futures::FutureExt;
 use wakeline::{
+    Stream,
     device::Emulated,
     hub::{Consumer, Modifier, Peeker, Producer},
     prelude::*,

@@ -9,6 +9,7 @@ use common::{
 use futures::FutureExt;
 use tokio::sync::{Mutex, Notify};
 use wakeline::{
+    Stream,
     device::Faults,
     hub::{Destination, Producer},
     operator::{Consume, Modify},

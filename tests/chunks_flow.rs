@@ -6,7 +6,7 @@ use common::{
 };
 use futures::FutureExt;
 use wakeline::{
-    condition,
+    Stream, condition,
     device::Simulation,
     flow::Added,
     operator::{Consume, LinkHandle, Modify, Peek, Produce, concurrent, map},

@@ -97,8 +97,8 @@ async fn q8_an_operator_that_ends_or_takes_a_message_may_leave_a_deadlock() {
             let mut flow = Flow::new("closed late");
             let stuck = flow.add("stuck", Stuck);
             let other = flow.add("other", Other { takes, goes_on });
-            flow.connect_with(stuck.out, stuck.own, Hub::bounded(1));
-            flow.connect_with(stuck.other, other.input, Hub::bounded(1));
+            flow.connect_with(stuck.out, stuck.own, HubOptions::bounded(1));
+            flow.connect_with(stuck.other, other.input, HubOptions::bounded(1));
             let text = stalls(flow, stepped).await;
             assert!(
                 text.contains("`stuck` waits for room in hub `stuck.out -> stuck.own`"),

@@ -334,7 +334,7 @@ impl Operator for LateBlank {
 }
 
 /// Runs [`LateBlank`] with three concurrent runs and the given hub.
-async fn late_blank(hub: Hub) -> Result<Vec<u32>> {
+async fn late_blank(hub: HubOptions) -> Result<Vec<u32>> {
     let seen = shared();
     let mut flow = Flow::new("blanks");
     let from = flow.add("numbers", numbers(6));
@@ -351,10 +351,10 @@ async fn late_blank(hub: Hub) -> Result<Vec<u32>> {
 /// setup is an error.
 #[tokio::test]
 async fn l7_later_runs_leave_the_first_its_blank_envelope() {
-    for hub in [Hub::bounded(1), Hub::bounded(1).envelopes(3)] {
+    for hub in [HubOptions::bounded(1), HubOptions::bounded(1).envelopes(3)] {
         assert_eq!(late_blank(hub).await.unwrap(), [0, 1, 2, 3, 4, 5]);
     }
-    let error = late_blank(Hub::bounded(1).envelopes(2)).await.unwrap_err();
+    let error = late_blank(HubOptions::bounded(1).envelopes(2)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Setup);
     assert!(error.to_string().contains("`work` has 3 runs at a time, which keep 3 envelopes"), "{error}");
 }
@@ -532,7 +532,7 @@ async fn a_run_that_swaps_its_inputs_ends() {
     let many = flow.add("many", numbers(3));
     let swaps = flow.add("swaps", concurrent(1, Swaps));
     flow.connect(few.output, swaps.few);
-    flow.connect_with(many.output, swaps.many, Hub::bounded(4));
+    flow.connect_with(many.output, swaps.many, HubOptions::bounded(4));
     let report = within(flow.run()).await.unwrap();
     assert!(report.hubs.iter().all(|hub| hub.passed <= 3 && hub.untaken <= 3), "{report}");
 }
@@ -572,7 +572,7 @@ async fn a_stall_within_a_run_is_reported() {
         let two = flow.add("two", concurrent(runs, Blanks(each)));
         let to = flow.add("sink", sink(async |_: Envelope<u8>| Ok(())));
         flow.connect(from.output, two.numbers);
-        flow.connect_with(two.out, to.input, Hub::bounded(4).envelopes(envelopes));
+        flow.connect_with(two.out, to.input, HubOptions::bounded(4).envelopes(envelopes));
         let outcome = within(flow.run()).await;
         if each > envelopes {
             let stalled = outcome.unwrap_err();
@@ -612,7 +612,7 @@ async fn streams_of_a_run_exclude_messages_left_by_others() {
     let mut next = 0..6_u32;
     let numbers = flow.add("numbers", source(move || std::future::ready(Ok(next.next()))));
     let leaves = flow.add("leaves", concurrent(3, LooksAndLeaves(seen.clone())));
-    flow.connect_with(numbers.output, leaves.input, Hub::bounded(8));
+    flow.connect_with(numbers.output, leaves.input, HubOptions::bounded(8));
     let report = within(flow.run()).await.unwrap();
     assert_eq!(report.untaken, 6);
     let of_leaves = report.operator("leaves").unwrap();

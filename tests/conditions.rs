@@ -11,7 +11,7 @@ use std::{
 use common::*;
 use futures::FutureExt;
 use wakeline::{
-    Message,
+    Message, Stream,
     device::{Emulated, Faults, Simulation},
     memory::BufferState,
     prelude::*,
@@ -197,8 +197,8 @@ on_both!(c8_stream_a_message_that_is_copied_to_its_reader, async |device: Device
     let produce = flow.add("produce", SendEach::new((0..50).map(|n| vec![n; 64])));
     let add = flow.add("add", Increment).on(&device);
     let collect = flow.add("collect", CollectDone(seen.clone()));
-    flow.connect_with(produce.output, add.input, Hub::bounded(2).envelope_bytes(256));
-    flow.connect_with(add.output, collect.input, Hub::bounded(4).envelopes(2));
+    flow.connect_with(produce.output, add.input, HubOptions::bounded(2).envelope_bytes(256));
+    flow.connect_with(add.output, collect.input, HubOptions::bounded(4).envelopes(2));
     flow.run().await.unwrap();
     assert_eq!(*lock(&seen), (1..51).map(|n| vec![n; 64]).collect::<Vec<_>>());
     drop(flow);
@@ -275,7 +275,7 @@ async fn c8_stream_a_lost_device_is_an_error_of_take() {
         .boxed()
     });
     let take = flow.add("take", take);
-    flow.connect_with(send.output, take.input, Hub::default().envelope_bytes(256));
+    flow.connect_with(send.output, take.input, HubOptions::default().envelope_bytes(256));
     let running = flow.spawn().unwrap();
     until("the first message was taken", || ran.load(Ordering::Relaxed) == 1).await;
     a_while().await;
@@ -305,9 +305,9 @@ async fn c8_stream_under_simulation() {
                 let add = flow.add("add", Increment).on(&device);
                 let done = flow.add("done", IncrementDone).on(&device);
                 let collect = flow.add("collect", CollectDone(seen.clone()));
-                flow.connect_with(produce.output, add.input, Hub::default().envelope_bytes(32));
-                flow.connect_with(add.output, done.input, Hub::bounded(2));
-                flow.connect_with(done.output, collect.input, Hub::bounded(3));
+                flow.connect_with(produce.output, add.input, HubOptions::default().envelope_bytes(32));
+                flow.connect_with(add.output, done.input, HubOptions::bounded(2));
+                flow.connect_with(done.output, collect.input, HubOptions::bounded(3));
                 flow.run().await
             })
             .await;
@@ -348,7 +348,7 @@ async fn f4_abort_while_ports_wait_for_the_device() {
         let produce = flow.add("produce", SendEach::new((0..6).map(|n| vec![n; 64])));
         let done = flow.add("done", IncrementDone).on(&device);
         let collect = flow.add("collect", CollectDone(shared()));
-        flow.connect_with(produce.output, done.input, Hub::bounded(2).envelope_bytes(256));
+        flow.connect_with(produce.output, done.input, HubOptions::bounded(2).envelope_bytes(256));
         flow.connect(done.output, collect.input);
         let running = flow.spawn().unwrap();
         for _ in 0..steps {
@@ -552,7 +552,7 @@ on_both!(c8_buffer_of_an_operator, async |device: Device| {
     let send = flow.add("send", sends([1_u32, 2, 3]));
     let own = OwnBuffer { buffer, held: held.clone(), states: states.clone() };
     let own = flow.add("own", own).on(&device);
-    flow.connect_with(send.output, own.input, Hub::bounded(3));
+    flow.connect_with(send.output, own.input, HubOptions::bounded(3));
     let running = flow.spawn().unwrap();
     for run in 1..=3 {
         until("the operator has run again", || lock(&states).len() == run && !lock(&held).is_empty()).await;
@@ -787,7 +787,7 @@ async fn a_condition_that_another_one_adds_is_checked_before_the_run() {
         let mut numbers = 0..3;
         let from = flow.add("source", source(move || ready(Ok(numbers.next()))));
         let to = flow.add("sink", sink(async |_: u32| Ok(())));
-        flow.connect_with(from.output, to.input, Hub::bounded(2));
+        flow.connect_with(from.output, to.input, HubOptions::bounded(2));
         let kept = Arc::new(Mutex::new(to.clone()));
         let _ = to.when(AddsAnother { to: Arc::downgrade(&kept), left: times.into(), adds });
         match (within(flow.run()).await, problem) {

@@ -15,6 +15,7 @@ use common::{until as becomes, *};
 use futures::FutureExt;
 use tokio::{sync::Notify, time::Instant};
 use wakeline::{
+    Stream,
     condition::{
         AsyncState, Asynchronous, Condition, Gate, MissedTicks, Status, any_of, count, every, predicate, sum, until,
     },
@@ -233,7 +234,7 @@ async fn c7_a_run_for_each_event_from_a_thread() {
     let mut flow = Flow::new("c7");
     let send = flow.add("send", source(|| ready(Ok(Some(1_u32)))));
     let ask = flow.add("ask", Ask { work, state: state.clone(), ran: ran.clone() }).when(state.clone());
-    flow.connect_with(send.output, ask.input, Hub::bounded(4));
+    flow.connect_with(send.output, ask.input, HubOptions::bounded(4));
     let running = flow.spawn().unwrap();
     for run in 1..=5 {
         becomes("it has run", || ran.load(Ordering::Relaxed) == run).await;
@@ -355,7 +356,7 @@ async fn c11_under_simulation() {
             let produce = flow.add("produce", SendEach::new((0..8).map(|n| vec![n; 8])));
             let add = flow.add("add", Increment).on(&device);
             let look = flow.add("look", Look(seen.clone())).on(&device).when(every(ms(5))).when(count(5));
-            flow.connect_with(produce.output, add.input, Hub::default().envelope_bytes(32));
+            flow.connect_with(produce.output, add.input, HubOptions::default().envelope_bytes(32));
             flow.connect(add.output, look.input);
             flow.run().await
         });
@@ -386,7 +387,7 @@ async fn c12_any_future() {
         counted.fetch_add(1, Ordering::Relaxed);
         tokio::time::sleep(ms(10))
     }));
-    flow.connect_with(send.output, take.input, Hub::bounded(2));
+    flow.connect_with(send.output, take.input, HubOptions::bounded(2));
     within(flow.run()).await.unwrap();
     assert_eq!(notes.all(), [(10, 1), (20, 2), (55, 3)]);
     assert_eq!(made.load(Ordering::Relaxed), 4, "one for each run, and one that was not needed");
@@ -484,7 +485,7 @@ async fn c12_a_predicate_that_depends_on_messages() {
         }),
     );
     let take = take.when(predicate(move || came.load(Ordering::Relaxed) == 3));
-    flow.connect_with(send.output, take.input, Hub::bounded(8));
+    flow.connect_with(send.output, take.input, HubOptions::bounded(8));
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(notes.all(), [(20, 1), (20, 2), (20, 3)]);
     assert_eq!(error.kind(), ErrorKind::Stalled);
@@ -594,7 +595,7 @@ async fn c12_a_claim_that_fails_gives_everything_back() {
         .when(Spy::new("before", &pages))
         .when(Spy { refuses: 2, ..Spy::new("refuses", &pages) })
         .when(Spy::new("after", &pages));
-    flow.connect_with(send.output, input, Hub::bounded(9));
+    flow.connect_with(send.output, input, HubOptions::bounded(9));
     let report = within(flow.run()).await.unwrap();
     // The interval and the period both count from the last run that took place.
     assert_eq!(notes.all(), [(25, 1), (50, 2)]);

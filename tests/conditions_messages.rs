@@ -138,7 +138,7 @@ async fn c1_at_most_so_many_messages_or_an_open_gate() {
         }),
     );
     let take = take.clone().when(any_of(at_most(take.input, 2), gate));
-    flow.connect_with(send.output, take.input, Hub::bounded(4));
+    flow.connect_with(send.output, take.input, HubOptions::bounded(4));
     let says = task(move |(): &mut (), _cx: &mut Cx| {
         let open = open.clone();
         Box::pin(async move {
@@ -197,7 +197,7 @@ async fn c1_from_outside_a_condition_is_added_or_replaced() {
     let take = flow.add("take", batches(&notes));
     // A queue of one, although the port's attribute asks for four messages.
     let take = take.clone().when(at_least(take.input, 1));
-    flow.connect_with(send.output, take.input, Hub::bounded(1));
+    flow.connect_with(send.output, take.input, HubOptions::bounded(1));
 
     let settings = flow.add("settings", at_until(50, [(30, "dark")]));
     let ticks = flow.add("ticks", at_until(50, [(5, 7)]));
@@ -232,10 +232,10 @@ async fn c1_a_minimum_above_the_queue_is_an_error_before_running() {
     });
     let notes = Notes::begin();
     let four = flow.add("four", batches(&notes));
-    flow.connect_with(send[0].output, four.input, Hub::bounded(3));
+    flow.connect_with(send[0].output, four.input, HubOptions::bounded(3));
     let three = flow.add("three", sink(|_: u32| ready(Ok(()))));
     let three = three.clone().when(batch(three.input, 3, ms(1)));
-    flow.connect_with(send[1].output, three.input, Hub::bounded(1));
+    flow.connect_with(send[1].output, three.input, HubOptions::bounded(1));
     let both = flow.add("both", Both(notes.clone()));
     let both = both.clone().when(sum([both.left.into(), both.right.into()], 9));
     let both = both.clone().when(each([(both.left.into(), 5), (both.left.into(), 1)]));
@@ -315,7 +315,7 @@ async fn c2_a_batch_from_outside() {
         }),
     );
     let take = take.clone().when(at_least(take.input, 1)).when(batch(take.input, 3, ms(10)));
-    flow.connect_with(send.output, take.input, Hub::bounded(4));
+    flow.connect_with(send.output, take.input, HubOptions::bounded(4));
     within(flow.run()).await.unwrap();
     assert_eq!(notes.all(), [(2, vec![0, 1, 2]), (15, vec![5]), (30, vec![30, 31, 32]), (30, vec![33])]);
 }
@@ -379,7 +379,7 @@ async fn c2_since_a_message_was_sent_or_since_it_arrived() {
                         })
                     }),
                 );
-                let hub = Hub::default().envelopes(1).envelope_bytes(64);
+                let hub = HubOptions::default().envelopes(1).envelope_bytes(64);
                 match since {
                     Since::Sent => {
                         let take = holds(&notes, |ports: &mut SentPorts| Ok(ports.input.take_batch()?.collect()));
@@ -537,7 +537,7 @@ async fn c3_one_port_alone_with_an_interval() {
             };
             take.input
         };
-        flow.connect_with(send.output, input, Hub::bounded(4));
+        flow.connect_with(send.output, input, HubOptions::bounded(4));
         within(flow.run()).await.unwrap();
         assert_eq!(notes.all(), [(10, vec![1]), (13, vec![2, 3]), (23, vec![]), (33, vec![])], "way {way}");
     }
@@ -562,7 +562,7 @@ async fn c3_a_batch_or_an_interval() {
         }),
     );
     let take = take.clone().when(batch(take.input, 3, ms(5)).or_after(ms(15)));
-    flow.connect_with(send.output, take.input, Hub::bounded(4));
+    flow.connect_with(send.output, take.input, HubOptions::bounded(4));
     within(flow.run()).await.unwrap();
     assert_eq!(notes.all(), [(8, vec![1]), (16, vec![2]), (31, vec![3]), (46, vec![])]);
 }
@@ -648,7 +648,7 @@ async fn c4_room_for_so_many_messages() {
         };
         let take =
             flow.add("take", runs_for(10, |ports: &mut SinkPorts<u32>, _cx: &mut Cx| ports.input.take().map(drop)));
-        flow.connect_with(output, take.input, Hub::bounded(3));
+        flow.connect_with(output, take.input, HubOptions::bounded(3));
         let report = within(flow.run()).await.unwrap();
         assert_eq!(notes.times(), [0, 0, 20, 40]);
         assert_eq!(report.operator("take").unwrap().runs, 8);

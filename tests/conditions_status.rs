@@ -18,7 +18,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use wakeline::{
-    Running,
+    Running, Stream,
     condition::{
         AsyncState, Asynchronous, Condition, Count, Gate, IntoCondition, Status, When, any_of, at_least, count, every,
         predicate, until,
@@ -427,7 +427,7 @@ async fn c14_a_stop_ends_every_wait() {
     let send = flow.add("send", source(|| ready(Ok(Some(1_u32))))).when(every(ms(1_000_000)));
     let take = flow.add("take", sink(|_: u32| ready(Ok(()))));
     let take = take.clone().when(at_least(take.input, 2).or_after(ms(500_000)));
-    flow.connect_with(send.output, take.input, Hub::bounded(2));
+    flow.connect_with(send.output, take.input, HubOptions::bounded(2));
     let running = flow.spawn().unwrap();
     settled().await;
     running.stop();
@@ -594,7 +594,7 @@ fn c14_a_stall_is_found_while_the_flow_is_observed() {
         let mut flow = Flow::new("c14");
         let make = flow.add("make", SendEach::new((0..10).map(|n| vec![n; 1])));
         let keep = flow.add("keep", KeepAll(Vec::new()));
-        flow.connect_with(make.output, keep.input, Hub::bounded(1).envelopes(2).envelope_bytes(4));
+        flow.connect_with(make.output, keep.input, HubOptions::bounded(1).envelopes(2).envelope_bytes(4));
         let running = {
             let _in = runtime.enter();
             flow.spawn().unwrap()

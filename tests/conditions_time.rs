@@ -80,7 +80,7 @@ async fn c6_ticks_missed_because_of_a_late_message() {
             }),
         );
         let take = take.clone().when(every(ms(10)).missed(missed));
-        flow.connect_with(send.output, take.input, Hub::bounded(8));
+        flow.connect_with(send.output, take.input, HubOptions::bounded(8));
         within(flow.run()).await.unwrap();
         assert_eq!(notes.all(), wanted.into_iter().zip(0..6).collect::<Vec<_>>(), "{missed:?}");
     }

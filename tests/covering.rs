@@ -1,7 +1,7 @@
 //! A launch covers what the kernel's `over` says, or is refused: on every device, in streams and in graphs.
 
 use common::on_both;
-use wakeline::{graph::Graph, kernel::Grid, prelude::*};
+use wakeline::{Stream, graph::Graph, prelude::*};
 
 #[kernel(unsafe(cuda = "kernels/tint.cu"), over = [width, height])]
 fn tint(width: u32, height: u32, pixels: &mut [f32]) {

@@ -11,6 +11,7 @@ use std::{
 
 use common::*;
 use wakeline::{
+    Stream,
     device::{Emulated, Faults},
     prelude::*,
 };
@@ -78,7 +79,7 @@ on_both!(device_time_is_each_operators_own, async |device: Device| {
     let next = flow.add("next", Next(Buffer::from_slice(&Stream::new(&device).unwrap(), &[0; 64]).unwrap()));
     let next = next.on(&device);
     let consume = flow.add("consume", Collect(shared()));
-    flow.connect_with(produce.output, busy.input, Hub::bounded(2).envelope_bytes(256));
+    flow.connect_with(produce.output, busy.input, HubOptions::bounded(2).envelope_bytes(256));
     flow.connect(busy.output, next.input);
     flow.connect(next.output, consume.input);
     let running = flow.spawn().unwrap();
@@ -158,7 +159,7 @@ on_both!(device_time_is_off_by_default, async |device: Device| {
     let produce = flow.add("produce", SendEach::new([vec![1_u32; 64]]));
     let add = flow.add("add", Increment).on(&device);
     let consume = flow.add("consume", Collect(shared()));
-    flow.connect_with(produce.output, add.input, Hub::default().envelope_bytes(256));
+    flow.connect_with(produce.output, add.input, HubOptions::default().envelope_bytes(256));
     flow.connect(add.output, consume.input);
     let report = flow.run().await.unwrap();
     assert!(report.operators.iter().all(|operator| operator.device.is_none()));
@@ -181,7 +182,7 @@ async fn f1_a_fault_while_runs_are_timed() {
         let produce = flow.add("produce", SendEach::new((0..5).map(|n| vec![n; 64])));
         let add = flow.add("add", Increment).on(&device);
         let consume = flow.add("consume", Collect(shared()));
-        flow.connect_with(produce.output, add.input, Hub::bounded(2).envelope_bytes(256));
+        flow.connect_with(produce.output, add.input, HubOptions::bounded(2).envelope_bytes(256));
         flow.connect(add.output, consume.input);
         let error = within(flow.run()).await.unwrap_err();
         assert!(error.is_device_lost(), "{error}");

@@ -6,6 +6,7 @@ use common::*;
 use futures::FutureExt;
 use tokio::sync::oneshot;
 use wakeline::{
+    Stream,
     condition::{Status, any_of, at_least, at_most, each, predicate, sum},
     hub::Outcome,
     operator::{Consume, Produce},
@@ -30,7 +31,7 @@ fn numbers(last: u64, sent: oneshot::Sender<()>) -> impl Operator<Ports = Source
     })
 }
 
-async fn q3(hub: Hub) -> (Vec<u64>, Report) {
+async fn q3(hub: HubOptions) -> (Vec<u64>, Report) {
     let (sent, is_sent) = oneshot::channel();
     let seen = shared();
     let mut flow = Flow::new("q3");
@@ -44,7 +45,7 @@ async fn q3(hub: Hub) -> (Vec<u64>, Report) {
 
 #[tokio::test]
 async fn q3_drop_oldest_counts_exactly() {
-    let (seen, report) = q3(Hub::drop_oldest(3)).await;
+    let (seen, report) = q3(HubOptions::drop_oldest(3)).await;
     assert_eq!(seen, [7, 8, 9], "the newest are kept");
     let hub = report.hub("write.output -> read.input").unwrap();
     assert_eq!((hub.passed, hub.dropped, hub.untaken), (3, 7, 0));
@@ -53,7 +54,7 @@ async fn q3_drop_oldest_counts_exactly() {
 
 #[tokio::test]
 async fn q3_drop_newest_counts_exactly() {
-    let (seen, report) = q3(Hub::drop_newest(3)).await;
+    let (seen, report) = q3(HubOptions::drop_newest(3)).await;
     assert_eq!(seen, [0, 1, 2], "the oldest are kept");
     let hub = report.hub("write.output -> read.input").unwrap();
     assert_eq!((hub.passed, hub.dropped, hub.untaken), (3, 7, 0));
@@ -73,7 +74,7 @@ async fn q3_a_bounded_hub_drops_nothing() {
             ready(Ok(()))
         }),
     );
-    flow.connect_with(write.output, read.input, Hub::bounded(3));
+    flow.connect_with(write.output, read.input, HubOptions::bounded(3));
     let report = within(flow.run()).await.unwrap();
     assert_eq!(*lock(&seen), (0..10).collect::<Vec<_>>());
     let hub = report.hub("write.output -> read.input").unwrap();
@@ -98,7 +99,9 @@ impl Operator for TakesOne {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn q3_what_a_run_was_promised_is_not_dropped() {
     const SENT: u64 = 40_000;
-    for hub in [Hub::drop_oldest(1), Hub::drop_oldest(4), Hub::drop_newest(1), Hub::drop_newest(4)] {
+    for hub in
+        [HubOptions::drop_oldest(1), HubOptions::drop_oldest(4), HubOptions::drop_newest(1), HubOptions::drop_newest(4)]
+    {
         let seen = shared();
         let mut flow = Flow::new("q3");
         let write = flow.add("write", numbers(SENT, oneshot::channel().0));
@@ -111,7 +114,7 @@ async fn q3_what_a_run_was_promised_is_not_dropped() {
         let counts = &report.hubs[0];
         assert_eq!(counts.passed, seen.len() as u64);
         assert_eq!(counts.passed + counts.dropped, SENT, "{hub:?}");
-        if hub == Hub::drop_oldest(1) || hub == Hub::drop_oldest(4) {
+        if hub == HubOptions::drop_oldest(1) || hub == HubOptions::drop_oldest(4) {
             assert_eq!(seen.last(), Some(&(SENT - 1)), "the newest is never lost");
         }
     }
@@ -127,7 +130,7 @@ async fn q3_recv_continues_after_dropped_messages() {
     let (go, may_go) = oneshot::channel();
     go.send(()).unwrap();
     let read = flow.add("read", held(0, may_go, &seen));
-    flow.connect_with(write.output, read.input, Hub::drop_oldest(1));
+    flow.connect_with(write.output, read.input, HubOptions::drop_oldest(1));
     let _write = write.on_own_thread();
     let report = within(flow.run()).await.unwrap();
     assert_eq!(lock(&seen).last(), Some(&(SENT - 1)), "the newest is never lost");
@@ -175,7 +178,7 @@ fn held_increment(go: oneshot::Receiver<()>) -> impl Operator<Ports = MapPorts<E
 }
 
 on_both!(q3_dropped_envelopes_return_to_the_pool, async |device: Device| {
-    for (hub, wanted) in [(Hub::drop_oldest(2), [0, 18, 19]), (Hub::drop_newest(2), [0, 1, 2])] {
+    for (hub, wanted) in [(HubOptions::drop_oldest(2), [0, 18, 19]), (HubOptions::drop_newest(2), [0, 1, 2])] {
         let (sent, is_sent) = oneshot::channel();
         let seen = shared();
         let mut flow = Flow::new("q3");
@@ -227,7 +230,7 @@ async fn q3_while_copying(device: Device, reads: Reads) {
         }),
     );
     let read = read.on(&device);
-    flow.connect_with(produce.output, read.input, Hub::drop_oldest(1).envelope_bytes(4));
+    flow.connect_with(produce.output, read.input, HubOptions::drop_oldest(1).envelope_bytes(4));
     let _produce = produce.on_own_thread();
     let report = flow.run().await.unwrap();
     let counts = &report.hubs[0];
@@ -249,7 +252,7 @@ async fn q3_too_few_envelopes_are_an_error_before_running() {
     let mut flow = Flow::new("q3");
     let produce = flow.add("produce", SendEach::new([vec![1_u32]]));
     let consume = flow.add("consume", Collect(shared()));
-    flow.connect_with(produce.output, consume.input, Hub::drop_oldest(4).envelopes(3).envelope_bytes(4));
+    flow.connect_with(produce.output, consume.input, HubOptions::drop_oldest(4).envelopes(3).envelope_bytes(4));
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Setup);
     let message = error.to_string();
@@ -259,7 +262,7 @@ async fn q3_too_few_envelopes_are_an_error_before_running() {
 
 #[tokio::test]
 async fn q3_a_capacity_of_zero_is_an_error_before_running() {
-    for hub in [Hub::drop_oldest(0), Hub::drop_newest(0)] {
+    for hub in [HubOptions::drop_oldest(0), HubOptions::drop_newest(0)] {
         let mut flow = Flow::new("q3");
         let write = flow.add("write", numbers(1, oneshot::channel().0));
         let read = flow.add("read", TakesOne(shared()));
@@ -272,7 +275,7 @@ async fn q3_a_capacity_of_zero_is_an_error_before_running() {
 /// The fast reader receives every message while the slow one, whose hub drops messages, is stuck.
 #[tokio::test]
 async fn q4_a_slow_branch_that_drops_does_not_block_the_others() {
-    for (hub, wanted) in [(Hub::drop_oldest(2), [8, 9]), (Hub::drop_newest(2), [0, 1])] {
+    for (hub, wanted) in [(HubOptions::drop_oldest(2), [8, 9]), (HubOptions::drop_newest(2), [0, 1])] {
         let (sent, is_sent) = oneshot::channel();
         let (fast, slow) = (shared(), shared());
         let mut flow = Flow::new("q4");
@@ -291,7 +294,7 @@ async fn q4_a_slow_branch_that_drops_does_not_block_the_others() {
 
 // The slow reader keeps the envelope that it has taken. The copies for it go to the envelopes that it has not taken.
 on_both!(q4_a_slow_branch_of_envelopes_does_not_block_the_others, async |device: Device| {
-    for hub in [Hub::drop_oldest(2), Hub::drop_newest(2)] {
+    for hub in [HubOptions::drop_oldest(2), HubOptions::drop_newest(2)] {
         let (sent, is_sent) = oneshot::channel();
         let (fast, slow) = (shared(), shared());
         let mut flow = Flow::new("q4");
@@ -300,7 +303,7 @@ on_both!(q4_a_slow_branch_of_envelopes_does_not_block_the_others, async |device:
         let reads_fast = flow.add("fast", Collect(fast.clone()));
         let reads_slow = flow.add("slow", held_increment(is_sent)).on(&device);
         let end = flow.add("end", Collect(slow.clone()));
-        flow.connect_with(produce.output, pass.input, Hub::bounded(1).envelope_bytes(64));
+        flow.connect_with(produce.output, pass.input, HubOptions::bounded(1).envelope_bytes(64));
         flow.connect(pass.output, [reads_fast.input.into(), reads_slow.input.with(hub)]);
         flow.connect(reads_slow.output, end.input);
         let report = flow.run().await.unwrap();
@@ -340,7 +343,7 @@ async fn q3_an_offer_reports_what_was_dropped() {
     let (go, may_go) = oneshot::channel();
     let one = flow.add("one", held(0, is_sent, &seen[0]));
     let other = flow.add("other", held(0, may_go, &seen[1]));
-    flow.connect(offers.output, [one.input.into(), other.input.with(Hub::drop_newest(1))]);
+    flow.connect(offers.output, [one.input.into(), other.input.with(HubOptions::drop_newest(1))]);
     let running = flow.spawn().unwrap();
     go.send(()).unwrap();
     within(running).await.unwrap();
@@ -399,7 +402,7 @@ on_both!(q3_a_message_whose_work_is_awaited_may_be_dropped, async |device: Devic
         }),
     );
     let read = read.on(&device);
-    flow.connect_with(write.output, read.input, Hub::drop_oldest(1));
+    flow.connect_with(write.output, read.input, HubOptions::drop_oldest(1));
     let report = flow.run().await.unwrap();
     let counts = &report.hubs[0];
     assert_eq!((counts.passed, counts.dropped, counts.untaken), (1, 1, 0));
@@ -437,7 +440,7 @@ on_both!(q3_a_run_waits_again_if_a_drop_makes_its_batch_too_small, async |device
     let (runs, holds) = (shared(), shared());
     let mut flow = Flow::new("q3");
     let read = flow.add("read", TwoDone(runs.clone())).on(&device);
-    let ingress = flow.ingress_with("write", read.input, Hub::drop_oldest(2).envelope_bytes(16));
+    let ingress = flow.ingress_with("write", read.input, HubOptions::drop_oldest(2).envelope_bytes(16));
     let mut third = Some((ingress.clone(), stream.clone(), holds.clone()));
     // Polled once all other conditions are ready.
     let _read = read.when(predicate(move || {
@@ -522,7 +525,7 @@ async fn q2_the_reader_has_the_latest_and_may_read_it_again() {
         }),
     );
     let follow = flow.add("follow", Follow(seen.clone()));
-    flow.connect_with(drive.setting, follow.setting, Hub::latest());
+    flow.connect_with(drive.setting, follow.setting, HubOptions::latest());
     flow.connect(drive.tick, follow.tick);
     flow.connect(follow.done, drive.done);
     let report = within(flow.run()).await.unwrap();
@@ -560,7 +563,7 @@ async fn q2_the_newest_outlasts_its_writer() {
     let factor = flow.add("factor", source(move || ready(Ok(once.take()))));
     let number = flow.add("number", source(move || ready(Ok(next.next()))));
     let scale = flow.add("scale", Scale(seen.clone()));
-    flow.connect_with(factor.output, scale.factor, Hub::latest());
+    flow.connect_with(factor.output, scale.factor, HubOptions::latest());
     flow.connect(number.output, scale.number);
     within(flow.run()).await.unwrap();
     assert_eq!(*lock(&seen), (0..100).map(|n| 3 * n).collect::<Vec<_>>());
@@ -590,7 +593,7 @@ async fn q2_readers_of_latest_values_only_end_with_the_last_writer() {
                     .boxed()
                 }),
             );
-            flow.connect_with(write.output, input, Hub::latest());
+            flow.connect_with(write.output, input, HubOptions::latest());
         }
         let report = within(flow.run()).await.unwrap();
         assert_eq!(lock(&seen).last(), Some(&5), "the last of each was read");
@@ -625,7 +628,7 @@ async fn q2_the_newest_beside_an_optional_queue_ends_with_both() {
         );
         let either = any_of(at_least(both.queued, 1), at_least(both.latest, 1));
         let both = if condition { both.when(either) } else { both };
-        flow.connect_with(latest.output, both.latest, Hub::latest());
+        flow.connect_with(latest.output, both.latest, HubOptions::latest());
         flow.connect(queued.output, both.queued);
         let report = within(flow.run()).await.unwrap();
         assert_eq!(*lock(&seen), [2, 3, 4]);
@@ -704,7 +707,7 @@ async fn q2_a_port_with_at_most_ends_with_the_writer_of_the_latest() {
     );
     for (at, input) in [one.input, done.input, several.input, several.input].into_iter().enumerate() {
         let write = flow.add(format!("write {at}"), sends([7]));
-        flow.connect_with(write.output, input, Hub::latest());
+        flow.connect_with(write.output, input, HubOptions::latest());
     }
     within(flow.run()).await.unwrap();
     for seen in seen {
@@ -727,7 +730,7 @@ async fn q2_conditions_on_the_newest_end_with_its_writers() {
             2 => sum([input.into()], 1),
             _ => each([(input.into(), 1)]),
         });
-        flow.connect_with(write.output, read.input, Hub::latest());
+        flow.connect_with(write.output, read.input, HubOptions::latest());
         within(flow.run()).await.unwrap();
         assert_eq!(lock(&seen).last(), Some(&7), "condition {which}");
     }
@@ -738,7 +741,7 @@ async fn q2_conditions_on_the_newest_end_with_its_writers() {
 async fn q2_a_sum_ends_with_the_writers_of_the_newest() {
     for least in [1, 2] {
         for factors in [0, 1] {
-            for hub in [None, Some(Hub::bounded(2))] {
+            for hub in [None, Some(HubOptions::bounded(2))] {
                 let seen = shared();
                 let mut flow = Flow::new("q2");
                 let number = flow.add("number", sends([7]));
@@ -754,9 +757,9 @@ async fn q2_a_sum_ends_with_the_writers_of_the_newest() {
                 );
                 let (a, b) = (scale.number, scale.factor);
                 let scale = scale.when(sum([a.into(), b.into()], least));
-                flow.connect_with(number.output, scale.number, Hub::latest());
+                flow.connect_with(number.output, scale.number, HubOptions::latest());
                 match hub {
-                    None => flow.connect_with(factor.output, scale.factor, Hub::latest()),
+                    None => flow.connect_with(factor.output, scale.factor, HubOptions::latest()),
                     Some(hub) => flow.connect_with(factor.output, scale.factor, hub),
                 }
                 let report = within(flow.run()).await.unwrap();
@@ -791,7 +794,7 @@ async fn q2_the_newest_of_several_connections_outlasts_its_writers() {
     );
     for factor in [2, 3] {
         let write = flow.add(format!("factor {factor}"), sends([factor]));
-        flow.connect_with(write.output, scale.factors, Hub::latest());
+        flow.connect_with(write.output, scale.factors, HubOptions::latest());
     }
     let mut next = 0..100;
     let number = flow.add("number", source(move || ready(Ok(next.next()))));
@@ -852,7 +855,7 @@ async fn q2_the_newest_outlasts_its_writer_while_chunks_come() {
     let scale = flow.add("scale", Scaled(seen.clone()));
     flow.link(count.numbers, &hub);
     flow.link(scale.numbers, &hub);
-    flow.connect_with(factor.output, scale.factor, Hub::latest());
+    flow.connect_with(factor.output, scale.factor, HubOptions::latest());
     let report = within(flow.run()).await.unwrap();
     assert_eq!(*lock(&seen), [40, 30, 20, 10, 0]);
     assert_eq!(report.untaken, 0);
@@ -867,7 +870,7 @@ async fn q2_a_writer_that_never_sends_ends_its_reader() {
     let factor = flow.add("factor", source(|| ready(Ok(None))));
     let number = flow.add("number", source(move || ready(Ok(next.next()))));
     let scale = flow.add("scale", Scale(seen.clone()));
-    flow.connect_with(factor.output, scale.factor, Hub::latest());
+    flow.connect_with(factor.output, scale.factor, HubOptions::latest());
     flow.connect(number.output, scale.number);
     within(flow.run()).await.unwrap();
     assert!(lock(&seen).is_empty());
@@ -883,7 +886,7 @@ async fn q2_recv_returns_each_value_once() {
         let (go, may_go) = oneshot::channel();
         go.send(()).unwrap();
         let read = flow.add("read", held(0, may_go, &seen));
-        flow.connect_with(write.output, read.input, Hub::latest());
+        flow.connect_with(write.output, read.input, HubOptions::latest());
         let report = within(flow.run()).await.unwrap();
         let seen = lock(&seen);
         assert!(seen.is_sorted_by(|one, next| one < next) && seen.last() == Some(&99), "{seen:?}");
@@ -897,15 +900,15 @@ async fn q2_waiting_for_two_messages_of_a_latest_hub_is_an_error_before_running(
     let mut flow = Flow::new("q2");
     let write = flow.add("write", numbers(1, oneshot::channel().0));
     let read = flow.add("read", TakesOne(shared()));
-    flow.connect_with(write.output, read.input, Hub::latest());
+    flow.connect_with(write.output, read.input, HubOptions::latest());
     let input = read.input;
     let _read = read.when(at_least(input, 2));
     let message = within(flow.run()).await.unwrap_err().to_string();
     assert!(
-        message.contains("port `input` waits for 2 messages, but `Hub::latest` holds only the newest one"),
+        message.contains("port `input` waits for 2 messages, but `HubOptions::latest` holds only the newest one"),
         "{message}"
     );
-    assert!(message.contains("another hub, such as `Hub::bounded(2)`"), "{message}");
+    assert!(message.contains("another hub, such as `HubOptions::bounded(2)`"), "{message}");
 }
 
 /// One branch keeps the latest message, the other receives all.
@@ -918,7 +921,7 @@ async fn q4_one_branch_keeps_the_newest() {
     let reads_all = flow.add("all", TakesOne(all.clone()));
     let (go, may_go) = oneshot::channel();
     let reads_newest = flow.add("newest", held(0, may_go, &seen));
-    flow.connect(write.output, (reads_all.input, reads_newest.input.with(Hub::latest())));
+    flow.connect(write.output, (reads_all.input, reads_newest.input.with(HubOptions::latest())));
     let running = flow.spawn().unwrap();
     until("all have passed", || lock(&all).len() == 20).await;
     go.send(()).unwrap();
@@ -954,8 +957,8 @@ async fn q5_connections_of_different_kinds_at_one_port() {
     let each = flow.add("each", Each(seen.clone()));
     let mut once = Some(7);
     let newest = flow.add("newest", source(move || ready(Ok(once.take()))));
-    flow.connect_with(newest.output, each.all, Hub::latest());
-    for (at, hub) in [Hub::drop_newest(100), Hub::bounded(1)].into_iter().enumerate() {
+    flow.connect_with(newest.output, each.all, HubOptions::latest());
+    for (at, hub) in [HubOptions::drop_newest(100), HubOptions::bounded(1)].into_iter().enumerate() {
         let mut next = 0..10;
         let write = flow.add(format!("write {at}"), source(move || ready(Ok(next.next()))));
         flow.connect_with(write.output, each.all, hub);
@@ -974,8 +977,8 @@ async fn q5_the_latest_is_readable_while_it_is_replaced() {
     let newest = flow.add("newest", numbers(300_000, oneshot::channel().0));
     let mut next = 0..10_000;
     let write = flow.add("write", source(move || ready(Ok(next.next()))));
-    flow.connect_with(newest.output, each.all, Hub::latest());
-    flow.connect_with(write.output, each.all, Hub::bounded(64));
+    flow.connect_with(newest.output, each.all, HubOptions::latest());
+    flow.connect_with(write.output, each.all, HubOptions::bounded(64));
     let _newest = newest.on_own_thread();
     within(flow.run()).await.unwrap();
     assert!(lock(&seen).is_sorted_by_key(|each| each[0]));

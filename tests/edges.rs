@@ -4,7 +4,7 @@ use std::{borrow::Cow, time::Duration};
 
 use common::*;
 use wakeline::{
-    Inputs,
+    Inputs, Stream,
     condition::{Condition, Status, at_least, count},
     device::{Emulated, Faults, Simulation},
     prelude::*,
@@ -28,7 +28,7 @@ async fn a_fault_in_the_last_work_of_a_flow_is_its_error() {
         }),
     );
     let last = last.on(&device);
-    flow.connect_with(produce.output, last.input, Hub::default().envelope_bytes(4));
+    flow.connect_with(produce.output, last.input, HubOptions::default().envelope_bytes(4));
     let error = within(flow.run()).await.unwrap_err();
     assert!(error.is_device_lost() && error.to_string().contains("`last`"), "{error}");
 }
@@ -102,7 +102,7 @@ async fn an_envelope_need_not_be_full_to_the_last_byte() {
     let mut flow = Flow::new("slop");
     let produce = flow.add("produce", SendEach::new([vec![[1_u8, 2, 3], [4, 5, 6]]]));
     let consume = flow.add("consume", Collect(seen.clone()));
-    flow.connect_with(produce.output, consume.input, Hub::default().envelope_bytes(10));
+    flow.connect_with(produce.output, consume.input, HubOptions::default().envelope_bytes(10));
     flow.run().await.unwrap();
     assert_eq!(*lock(&seen), [[[1, 2, 3], [4, 5, 6]]]);
 }
@@ -223,7 +223,7 @@ async fn envelopes_in_a_vector_are_moved() {
             }
         }),
     );
-    flow.connect_with(produce.output, add.input, Hub::default().envelope_bytes(8));
+    flow.connect_with(produce.output, add.input, HubOptions::default().envelope_bytes(8));
     flow.connect(add.output, consume.input);
     within(flow.run()).await.unwrap();
     assert_eq!(*lock(&seen), [2, 3, 4]);
@@ -234,10 +234,10 @@ async fn sizes_that_make_no_sense_are_reported_before_running() {
     let mut flow = Flow::new("sizes");
     let small = flow.add("small", SendEach::new([vec![1_u32]]));
     let all = flow.add("all", Collect(shared::<Vec<u32>>()));
-    flow.connect_with(small.output, all.input, Hub::default().envelope_bytes(3));
+    flow.connect_with(small.output, all.input, HubOptions::default().envelope_bytes(3));
     let plain = flow.add("plain", source(|| std::future::ready(Ok(Some(1_u32)))));
     let sink = flow.add("sink", sink(async |_: u32| Ok(())));
-    flow.connect_with(plain.output, sink.input, Hub::default().envelope_bytes(64));
+    flow.connect_with(plain.output, sink.input, HubOptions::default().envelope_bytes(64));
     let message = flow.run().await.unwrap_err().to_string();
     assert!(
         message.contains("2 problems")
@@ -383,7 +383,7 @@ async fn an_operator_that_never_takes_what_it_waits_for_fails() {
                     let _ = leaves.when(at_least(to, 1));
                 }
                 if case == "latest" {
-                    flow.connect_with(send[0], to, Hub::latest());
+                    flow.connect_with(send[0], to, HubOptions::latest());
                 } else {
                     flow.connect(send[0], to);
                 }

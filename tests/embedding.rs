@@ -77,7 +77,7 @@ fn shared_board(to: u32, board: &Shares) -> (LocalFlow, Shared<u32>) {
         }),
     );
     flow.connect(count.output, a.input);
-    flow.connect_with(a.output, b.input, Hub::bounded(3));
+    flow.connect_with(a.output, b.input, HubOptions::bounded(3));
     flow.connect(b.output, last.input);
     (flow, seen)
 }
@@ -381,7 +381,7 @@ async fn a_device_on_one_thread(device: Device) {
     let adds = flow.add_local("adds", AddsTheBoard(board.clone())).on(&device);
     let again = flow.add_local("again", AddsTheBoard(board)).on(&device);
     let consume = flow.add("consume", Collect(seen.clone()));
-    flow.connect_with(produce.output, adds.input, Hub::bounded(2).envelope_bytes(256));
+    flow.connect_with(produce.output, adds.input, HubOptions::bounded(2).envelope_bytes(256));
     flow.connect(adds.output, again.input);
     flow.connect(again.output, consume.input);
     let report = flow.run().await.unwrap();
@@ -418,7 +418,7 @@ fn sums(name: &str, to: u64) -> (Flow, Arc<AtomicUsize>) {
         }),
     );
     flow.connect(count.output, pass.input);
-    flow.connect_with(pass.output, add.input, Hub::bounded(8));
+    flow.connect_with(pass.output, add.input, HubOptions::bounded(8));
     (flow, sum)
 }
 
@@ -432,7 +432,7 @@ fn e3_several_flows_in_one_process_on_every_runtime() {
         let produce = flow.add("produce", SendEach::new((0..4).map(|n| vec![n + round; 8])));
         let add = flow.add("add", Increment).on(device);
         let consume = flow.add("consume", Collect(seen.clone()));
-        flow.connect_with(produce.output, add.input, Hub::bounded(2).envelope_bytes(32));
+        flow.connect_with(produce.output, add.input, HubOptions::bounded(2).envelope_bytes(32));
         flow.connect(add.output, consume.input);
         flow.run().await.unwrap();
         assert_eq!(*lock(&seen), (1..5).map(|n| vec![n + round; 8]).collect::<Vec<_>>());

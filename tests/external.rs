@@ -8,6 +8,7 @@ use std::{ffi::c_void, time::Duration};
 use common::*;
 use futures::FutureExt;
 use wakeline::{
+    Stream,
     device::{Emulated, Faults},
     memory::External,
     prelude::*,
@@ -236,7 +237,7 @@ on_both!(s5_external_work_in_a_flow, async |device: Device| {
     let produce = flow.add("produce", SendEach::new((0..20).map(|n| vec![n; 64])));
     let set = flow.add("set", SetAndIncrement).on(&device);
     let consume = flow.add("consume", Collect(seen.clone()));
-    flow.connect_with(produce.output, set.input, Hub::default().envelope_bytes(256));
+    flow.connect_with(produce.output, set.input, HubOptions::default().envelope_bytes(256));
     flow.connect(set.output, consume.input);
     flow.run().await.unwrap();
     assert_eq!(*lock(&seen), vec![vec![42; 64]; 20]);

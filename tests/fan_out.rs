@@ -13,7 +13,7 @@ use common::*;
 use futures::{FutureExt, StreamExt, stream::FuturesUnordered};
 use tokio::sync::oneshot;
 use wakeline::{
-    Fork, Message,
+    Fork, Message, Stream,
     condition::room,
     device::Emulated,
     hub::{Copier, Outcome, RawEnvelope},
@@ -33,7 +33,7 @@ async fn q4_all(readers: usize) {
     let all: Vec<_> = (0..readers).map(|_| shared()).collect();
     let inputs: Vec<InputHandle<u64>> =
         all.iter().enumerate().map(|(at, seen)| flow.add(format!("read {at}"), keep(seen)).input).collect();
-    flow.connect_with(write.output, inputs, Hub::bounded(3));
+    flow.connect_with(write.output, inputs, HubOptions::bounded(3));
     let report = within(flow.run()).await.unwrap();
     let wanted: Vec<_> = (0..1000).collect();
     all.iter().for_each(|seen| assert_eq!(*lock(seen), wanted, "each once, in order"));
@@ -106,7 +106,7 @@ async fn q4_a_slow_branch_with_a_bounded_hub_blocks_the_fast_one() {
     let write = flow.add("write", numbers(100));
     let reads_fast = flow.add("fast", keep(&fast));
     let reads_slow = flow.add("slow", held(2, may_go, &slow));
-    flow.connect(write.output, (reads_fast.input, reads_slow.input.with(Hub::bounded(5))));
+    flow.connect(write.output, (reads_fast.input, reads_slow.input.with(HubOptions::bounded(5))));
     let running = flow.spawn().unwrap();
     until("the slow one's queue is full", || lock(&fast).len() == 7).await;
     // One thread, and all tasks have been polled: nothing else can change.
@@ -209,7 +209,7 @@ async fn q6_the_end_propagates_upstream_past_an_operator_that_waits_for_a_messag
         );
         flow.connect(quiet.output, pass.input);
         let inputs: Vec<_> = (0..readers).map(|at| flow.add(format!("end {at}"), first(1, &shared())).input).collect();
-        flow.connect_with(pass.output, inputs, Hub::bounded(8));
+        flow.connect_with(pass.output, inputs, HubOptions::bounded(8));
         within(flow.run()).await.unwrap();
     }
 }
@@ -235,7 +235,7 @@ async fn q6_what_was_not_taken_is_counted_for_each_reader() {
         })
     };
     let (one, three) = (flow.add("one", reader(1)), flow.add("three", reader(3)));
-    flow.connect_with(write.output, [one.input, three.input], Hub::bounded(4));
+    flow.connect_with(write.output, [one.input, three.input], HubOptions::bounded(4));
     let report = within(flow.run()).await.unwrap();
     assert_eq!(ended.load(Ordering::Relaxed), 2);
     assert_eq!(report.untaken, 3 + 1);
@@ -252,7 +252,7 @@ on_both!(q4_an_envelope_goes_to_readers_on_the_device_and_on_the_host, async |de
     let third = flow.add("third", Increment).on(&device);
     let on_host = flow.add("on host", Collect(there.clone()));
     let ends = [flow.add("end 2", Collect(here[0].clone())), flow.add("end 3", Collect(here[1].clone()))];
-    flow.connect_with(produce.output, first.input, Hub::default().envelope_bytes(256));
+    flow.connect_with(produce.output, first.input, HubOptions::default().envelope_bytes(256));
     flow.connect(first.output, [second.input, on_host.input, third.input]);
     flow.connect(second.output, ends[0].input);
     flow.connect(third.output, ends[1].input);
@@ -283,7 +283,7 @@ on_both!(q4_host_envelopes_go_to_readers_on_a_device_and_on_the_host, async |dev
     let there = [flow.add("one", Increment).on(&device), flow.add("other", Increment).on(&device)];
     let here = flow.add("here", Collect(stays.clone()));
     let ends = [flow.add("end 0", Collect(goes[0].clone())), flow.add("end 1", Collect(goes[1].clone()))];
-    let hub = Hub::default().envelope_bytes(64);
+    let hub = HubOptions::default().envelope_bytes(64);
     flow.connect_with(produce.output, [there[0].input, there[1].input, here.input], hub);
     flow.connect(there[0].output, ends[0].input);
     flow.connect(there[1].output, ends[1].input);
@@ -306,9 +306,9 @@ on_both!(q4_the_host_copies_after_the_data_has_arrived, async |device: Device| {
     let add = flow.add("add", Increment).on(&device);
     let pass = flow.add("pass", pass_on::<Envelope<u32>>());
     let ends = [flow.add("end 0", Collect(seen[0].clone())), flow.add("end 1", Collect(seen[1].clone()))];
-    flow.connect_with(produce.output, add.input, Hub::default().envelope_bytes(64));
+    flow.connect_with(produce.output, add.input, HubOptions::default().envelope_bytes(64));
     flow.connect(add.output, pass.input);
-    flow.connect_with(pass.output, [ends[0].input, ends[1].input], Hub::bounded(2).envelopes(3));
+    flow.connect_with(pass.output, [ends[0].input, ends[1].input], HubOptions::bounded(2).envelopes(3));
     flow.run().await.unwrap();
     let wanted: Vec<_> = (0..20).map(|n| vec![n + 1; 16]).collect();
     seen.iter().for_each(|seen| assert_eq!(*lock(seen), wanted));
@@ -323,7 +323,7 @@ on_both!(q6_readers_of_envelopes_end_one_after_the_other, async |device: Device|
         let mut flow = Flow::new("q6");
         let produce = flow.add("produce", SendEach::new((0..30_u32).map(|n| vec![n; 4])));
         let add = flow.add("add", Increment).on(&device);
-        flow.connect_with(produce.output, add.input, Hub::default().envelope_bytes(16));
+        flow.connect_with(produce.output, add.input, HubOptions::default().envelope_bytes(16));
         let mut inputs = Vec::new();
         for (at, seen) in seen.iter().enumerate() {
             let mut left = if at == early { 3 } else { 1000 };
@@ -420,7 +420,7 @@ on_both!(q4_a_derived_message_goes_to_several, async |device: Device| {
     for (at, show) in shows.into_iter().enumerate() {
         inputs.push(flow.add(format!("show {at}"), show).on(&device).frames);
     }
-    flow.connect_with(make.output, inputs, Hub::bounded(2).envelopes(4).envelope_bytes(4));
+    flow.connect_with(make.output, inputs, HubOptions::bounded(2).envelopes(4).envelope_bytes(4));
     flow.run().await.unwrap();
     let wanted: Vec<_> = (0..10).map(|n| (n as usize, n, 2 * n)).collect();
     seen.iter().for_each(|seen| assert_eq!(*lock(seen), wanted));
@@ -441,11 +441,11 @@ async fn q4_more_envelopes_than_can_be_copied_is_an_error() {
     );
     let all = [shared::<Vec<Envelope<u8>>>(), shared()];
     let (one, other) = (flow.add("one", keep(&all[0])), flow.add("other", keep(&all[1])));
-    flow.connect_with(write.output, [one.input, other.input], Hub::default().envelope_bytes(4));
+    flow.connect_with(write.output, [one.input, other.input], HubOptions::default().envelope_bytes(4));
     let error = within(flow.run()).await.unwrap_err();
     let message = error.to_string();
     assert!(message.contains("3 envelopes") && message.contains("`write.output -> other.input`"), "{message}");
-    assert!(message.contains("Hub::envelopes"), "{message}");
+    assert!(message.contains("HubOptions::envelopes"), "{message}");
 }
 
 /// A reader keeps every envelope, so its hub has none left to copy to: no reader is sent further messages.
@@ -458,7 +458,7 @@ async fn q8_a_reader_that_keeps_its_envelopes_is_named() {
     let pass = flow.add("pass", pass_on::<Envelope<u32>>());
     let keeps = flow.add("keeps", keep::<Envelope<u32>>(&kept)).on(&device);
     let reads = flow.add("reads", Collect(seen.clone()));
-    flow.connect_with(produce.output, pass.input, Hub::default().envelope_bytes(4));
+    flow.connect_with(produce.output, pass.input, HubOptions::default().envelope_bytes(4));
     flow.connect(pass.output, [keeps.input, reads.input]);
     let error = within(flow.run()).await.unwrap_err();
     assert!(error.is_stalled(), "{error}");
@@ -496,7 +496,7 @@ async fn q8_a_missing_second_envelope_is_a_stall() {
             ready(Ok(()))
         }),
     );
-    flow.connect_with(write.output, [one.input, half.input], Hub::bounded(1).envelopes(3).envelope_bytes(4));
+    flow.connect_with(write.output, [one.input, half.input], HubOptions::bounded(1).envelopes(3).envelope_bytes(4));
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
     let message = error.to_string();
@@ -517,7 +517,7 @@ async fn q4_a_copy_for_one_reader_that_fails_stops_the_flow() {
     let here = flow.add("here", Collect(seen[0].clone()));
     let there = flow.add("there", Increment).on(&device);
     let end = flow.add("end", Collect(seen[1].clone()));
-    flow.connect_with(produce.output, [here.input, there.input], Hub::default().envelope_bytes(4));
+    flow.connect_with(produce.output, [here.input, there.input], HubOptions::default().envelope_bytes(4));
     flow.connect(there.output, end.input);
     let error = within(flow.run()).await.unwrap_err();
     assert!(error.is_device_lost(), "{error}");
@@ -577,7 +577,7 @@ async fn c4_more_room_than_a_queue_has_is_an_error_before_running() {
     let mut flow = Flow::new("c4");
     let burst = flow.add("burst", Burst(bursts(3, runs.clone()), 1));
     let (one, other) = (flow.add("one", keep(&shared())), flow.add("other", keep(&shared())));
-    flow.connect(burst.output, [one.input.with(Hub::bounded(2)), other.input.into()]);
+    flow.connect(burst.output, [one.input.with(HubOptions::bounded(2)), other.input.into()]);
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Setup);
     let message = error.to_string();
@@ -593,7 +593,7 @@ async fn c4_more_room_than_a_queue_has_is_an_error_before_running() {
 /// a hub that drops messages.
 #[tokio::test]
 async fn c4_room_from_outside_replaces_the_attributes() {
-    for (hub, wanted) in [(Hub::bounded(1), 1), (Hub::drop_oldest(1), 3)] {
+    for (hub, wanted) in [(HubOptions::bounded(1), 1), (HubOptions::drop_oldest(1), 3)] {
         let (runs, seen) = (shared(), shared());
         let mut flow = Flow::new("c4");
         let burst = flow.add("burst", Burst(bursts(wanted, runs.clone()), 5));
@@ -611,7 +611,7 @@ async fn c4_more_room_from_outside_than_there_are_envelopes_is_an_error_before_r
     let mut flow = Flow::new("c4");
     let make = flow.add("make", SendEach::new([vec![1_u32]]));
     let end = flow.add("end", Collect(shared()));
-    flow.connect_with(make.output, end.input, Hub::bounded(3).envelopes(2).envelope_bytes(4));
+    flow.connect_with(make.output, end.input, HubOptions::bounded(3).envelopes(2).envelope_bytes(4));
     let output = make.output;
     let _make = make.when(room(output, 3));
     let error = within(flow.run()).await.unwrap_err();
@@ -673,7 +673,7 @@ async fn c4_an_offer_on_an_optional_output_reports_each_reader() {
             .boxed()
         }),
     );
-    flow.connect_with(offers.output, [slow_one.input, few_one.input], Hub::bounded(3));
+    flow.connect_with(offers.output, [slow_one.input, few_one.input], HubOptions::bounded(3));
     let report = within(flow.run()).await.unwrap();
     assert_eq!(*lock(&slow), [0, 1, 7]);
     assert_eq!(*lock(&few), [0, 1]);
@@ -781,7 +781,7 @@ async fn q4_a_failed_fork_loses_its_message_and_no_envelope() {
         let mut number = 0..;
         let inputs = readers.map(|reader| flow.add(format!("read {:?}", number.next()), reader).input);
         // One envelope per hub: a leaked one would stall the flow.
-        flow.connect_with(sends.output, inputs, Hub::bounded(1).envelopes(1).envelope_bytes(16));
+        flow.connect_with(sends.output, inputs, HubOptions::bounded(1).envelopes(1).envelope_bytes(16));
         within(flow.run()).await.unwrap();
         all.iter().for_each(|seen| assert_eq!(*lock(seen), [1, 3]));
     }
@@ -828,7 +828,7 @@ fn q4_a_concurrent_operator_sleeps_until_the_host_can_copy() {
             let [one, other] = all.clone().map(Collect);
             let (one, other) = (flow.add("one", one), flow.add("other", other));
             flow.connect(write.output, sends.input);
-            flow.connect_with(sends.output, [one.input, other.input], Hub::bounded(1).envelope_bytes(16));
+            flow.connect_with(sends.output, [one.input, other.input], HubOptions::bounded(1).envelope_bytes(16));
             let lets_go = async move {
                 tokio::time::sleep(std::time::Duration::from_secs(1)).await;
                 drop(held);

@@ -1,7 +1,7 @@
 //! Scenario F2: a kernel that traps in a graph. See `common/fault.rs`.
 
 use common::a_fault;
-use wakeline::{graph::Graph, prelude::*};
+use wakeline::{Stream, graph::Graph, prelude::*};
 
 mod node {
     use super::*;

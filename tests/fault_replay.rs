@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use common::*;
-use wakeline::prelude::*;
+use wakeline::{Stream, prelude::*};
 
 gpu_tests_run_where_required!();
 common::every_kernel_compiles!();
@@ -69,7 +69,7 @@ async fn body(device: Device) {
     let one = flow.add("one", Increment).on(&device);
     let two = flow.add("two", Trap).on(&device);
     let collect = flow.add("collect", Collect(seen.clone()));
-    flow.connect_with(read.output, one.input, Hub::bounded(2).envelope_bytes(64));
+    flow.connect_with(read.output, one.input, HubOptions::bounded(2).envelope_bytes(64));
     flow.connect(one.output, two.input);
     flow.connect(two.output, collect.input);
     flow.replay("net", (&one, &two));

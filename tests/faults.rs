@@ -14,6 +14,7 @@ use common::*;
 use futures::{FutureExt, task::noop_waker_ref};
 use tokio::sync::{mpsc, oneshot};
 use wakeline::{
+    Stream,
     device::{Emulated, Faults},
     prelude::*,
 };
@@ -114,7 +115,7 @@ async fn f1_a_trap_in_the_middle_of_a_flow() {
             }
         }),
     );
-    flow.connect_with(produce.output, traps.input, Hub::default().envelope_bytes(256));
+    flow.connect_with(produce.output, traps.input, HubOptions::default().envelope_bytes(256));
     flow.connect(traps.output, after.input);
     flow.connect(after.output, consume.input);
 
@@ -176,7 +177,7 @@ fn two_steps(device: &Device, chunks: u32) -> (Flow, Shared<Vec<u32>>, Vec<Vec<u
     let first = flow.add("first", Increment).on(device);
     let second = flow.add("second", Double).on(device);
     let consume = flow.add("consume", Collect(seen.clone()));
-    flow.connect_with(produce.output, first.input, Hub::bounded(2).envelopes(3).envelope_bytes(256));
+    flow.connect_with(produce.output, first.input, HubOptions::bounded(2).envelopes(3).envelope_bytes(256));
     flow.connect(first.output, second.input);
     flow.connect(second.output, consume.input);
     (flow, seen, (0..chunks).map(|n| vec![2 * (n + 1); 64]).collect())
@@ -370,7 +371,7 @@ async fn f4_a_dropped_read_of_an_envelope() {
             }
         }),
     );
-    flow.connect_with(produce.output, holds.input, Hub::default().envelope_bytes(256));
+    flow.connect_with(produce.output, holds.input, HubOptions::default().envelope_bytes(256));
     flow.connect(holds.output, consume.input);
     let report = within(flow.run()).await.unwrap();
     assert_eq!(report.operator("consume").unwrap().runs, 40);
@@ -421,7 +422,7 @@ async fn f4_dropped_sends_and_receives() {
             .boxed()
         }),
     );
-    flow.connect_with(write.output, read.input, Hub::bounded(2));
+    flow.connect_with(write.output, read.input, HubOptions::bounded(2));
     let report = within(flow.run()).await.unwrap();
     let (sent, received) = (lock(&sent), lock(&received));
     assert!(sent.len() > 100 && sent.len() < 1000, "some were cancelled, and some were not: {}", sent.len());
@@ -448,7 +449,7 @@ async fn f4_a_dropped_blank_loses_no_envelope() {
         }),
     );
     let read = flow.add("read", Collect(shared()));
-    flow.connect_with(write.output, read.input, Hub::default().envelope_bytes(64));
+    flow.connect_with(write.output, read.input, HubOptions::default().envelope_bytes(64));
     within(flow.run()).await.unwrap();
 }
 
@@ -495,7 +496,7 @@ async fn f4_a_dropped_ready() {
         }),
     );
     flow.connect(busy.output, back.input);
-    flow.connect_with(back.output, busy.input, Hub::bounded(3));
+    flow.connect_with(back.output, busy.input, HubOptions::bounded(3));
     let running = flow.spawn().unwrap();
     has_asked.await.unwrap();
     for _ in 0..100 {
@@ -568,7 +569,7 @@ async fn f5_an_allocation_fails() {
         let produce = flow.add("produce", SendEach::new((0..4).map(|n| vec![n; 64])));
         let scratch = flow.add("scratch", Scratch { stopped: stopped.clone(), kept: Vec::new() }).on(&device);
         let consume = flow.add("consume", Collect(seen.clone()));
-        flow.connect_with(produce.output, scratch.input, Hub::default().envelope_bytes(256));
+        flow.connect_with(produce.output, scratch.input, HubOptions::default().envelope_bytes(256));
         flow.connect(scratch.output, consume.input);
         let outcome = within(flow.run()).await;
         if nth == 7 {

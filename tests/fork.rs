@@ -11,7 +11,7 @@ use std::{
 };
 
 use common::*;
-use wakeline::{device::Simulation, memory::Allocator, prelude::*};
+use wakeline::{Stream, device::Simulation, memory::Allocator, prelude::*};
 
 gpu_tests_run_where_required!();
 

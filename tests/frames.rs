@@ -107,8 +107,8 @@ on_both!(two_envelopes_are_enough_for_one_frame_at_a_time, async |device: Device
     let camera = flow.add("camera", camera(20));
     let brighten = flow.add("brighten", Brighten).on(&device);
     let check = flow.add("check", checks(seen.clone()));
-    flow.connect_with(camera.frames, brighten.input, Hub::bounded(1).envelopes(2));
-    flow.connect_with(brighten.output, check.input, Hub::bounded(1).envelopes(2));
+    flow.connect_with(camera.frames, brighten.input, HubOptions::bounded(1).envelopes(2));
+    flow.connect_with(brighten.output, check.input, HubOptions::bounded(1).envelopes(2));
     flow.run().await.unwrap();
     assert_eq!(lock(&seen).len(), 20);
     assert_eq!(device.memory_peak(), 2 * BYTES as u64);
@@ -148,16 +148,16 @@ async fn fewer_envelopes_than_a_message_has_is_an_error_before_the_flow_runs() {
     let mut flow = Flow::new("few");
     let camera = flow.add("camera", camera(1));
     let slow = flow.add("slow", Slow(None));
-    flow.connect_with(camera.frames, slow.input, Hub::bounded(1).envelopes(1));
+    flow.connect_with(camera.frames, slow.input, HubOptions::bounded(1).envelopes(1));
     let error = flow.check().unwrap_err().to_string();
     let text = "hub `camera.frames -> slow.input`: each of its messages has 2 envelopes or more, but the hub has 1: \
-                set 2 or more with `Hub::envelopes`";
+                set 2 or more with `HubOptions::envelopes`";
     assert!(error.contains(text), "{error}");
 
     let mut flow = Flow::new("drops");
     let camera = flow.add("camera", self::camera(1));
     let slow = flow.add("slow", Slow(None));
-    flow.connect_with(camera.frames, slow.input, Hub::drop_oldest(1).envelopes(4));
+    flow.connect_with(camera.frames, slow.input, HubOptions::drop_oldest(1).envelopes(4));
     let error = flow.check().unwrap_err().to_string();
     assert!(
         error.contains("it needs 6, 2 for each message that it queues, 2 for the writer and 2 for the reader"),
@@ -173,7 +173,7 @@ async fn an_envelope_size_holds_an_element_of_each_type() {
     let mut flow = Flow::new("sizes");
     let send = flow.add("send", task(|_: &mut wakeline::operator::SourcePorts<Sizes>, _| async { Ok(()) }.boxed()));
     let read = flow.add("read", sink(async |_: Sizes| Ok(())));
-    flow.connect_with(send.output, read.input, Hub::bounded(1).envelope_bytes(7));
+    flow.connect_with(send.output, read.input, HubOptions::bounded(1).envelope_bytes(7));
     let error = flow.check().unwrap_err().to_string();
     assert!(error.contains("envelopes of 7 bytes are too small for one element of 8 bytes"), "{error}");
 }
@@ -205,7 +205,7 @@ impl Operator for ListOf {
 }
 
 /// Sends a list of this many envelopes to a device and back, through hubs of this kind.
-async fn list_through(device: &Device, len: u32, hub: Hub) -> Result<Vec<u32>> {
+async fn list_through(device: &Device, len: u32, hub: HubOptions) -> Result<Vec<u32>> {
     let seen = shared();
     let mut flow = Flow::new("lists");
     let make = flow.add("make", ListOf(len));
@@ -232,8 +232,8 @@ async fn list_through(device: &Device, len: u32, hub: Hub) -> Result<Vec<u32>> {
 }
 
 on_both!(lists_of_envelopes_need_their_number_to_be_set, async |device: Device| {
-    assert_eq!(list_through(&device, 3, Hub::bounded(1).envelopes(3)).await.unwrap(), [0, 1, 2]);
-    let error = list_through(&device, 3, Hub::bounded(1)).await.unwrap_err();
+    assert_eq!(list_through(&device, 3, HubOptions::bounded(1).envelopes(3)).await.unwrap(), [0, 1, 2]);
+    let error = list_through(&device, 3, HubOptions::bounded(1)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
     let text = "a blank envelope: 2 of the 2 envelopes of hub `make.lists -> there.input` at this location are in use; \
                 `make` keeps 2 of them: set `.envelopes(4)`";
@@ -268,7 +268,7 @@ async fn concurrent_runs_each_have_the_envelopes_of_a_message() {
     let camera = flow.add("camera", concurrent(3, CloneCamera));
     let check = flow.add("check", checks(seen.clone()));
     flow.connect(source.output, camera.input);
-    flow.connect_with(camera.output, check.input, Hub::default().envelope_bytes(BYTES));
+    flow.connect_with(camera.output, check.input, HubOptions::default().envelope_bytes(BYTES));
     within(flow.run()).await.unwrap();
     assert_eq!(*lock(&seen), (0..50).collect::<Vec<_>>());
 
@@ -277,7 +277,7 @@ async fn concurrent_runs_each_have_the_envelopes_of_a_message() {
     let camera = flow.add("camera", concurrent(3, CloneCamera));
     let check = flow.add("check", checks(seen));
     flow.connect(source.output, camera.input);
-    flow.connect_with(camera.output, check.input, Hub::default().envelope_bytes(BYTES).envelopes(5));
+    flow.connect_with(camera.output, check.input, HubOptions::default().envelope_bytes(BYTES).envelopes(5));
     let error = flow.check().unwrap_err().to_string();
     assert!(error.contains("which keep 6 envelopes until their turn to send, but the hub has 5"), "{error}");
 }
@@ -287,7 +287,7 @@ on_both!(frames_enter_from_outside, async |device: Device| {
     let mut flow = Flow::new("outside");
     let brighten = flow.add("brighten", Brighten).on(&device);
     let check = flow.add("check", checks(seen.clone()));
-    let frames = flow.ingress_with("frames", brighten.input, Hub::default().envelope_bytes(BYTES));
+    let frames = flow.ingress_with("frames", brighten.input, HubOptions::default().envelope_bytes(BYTES));
     flow.connect(brighten.output, check.input);
     let running = flow.spawn().unwrap();
     for number in 0..20 {
@@ -324,7 +324,7 @@ on_both!(requests_hold_envelopes, async |device: Device| {
     );
     flow.connect(brighten.output, add.input);
     flow.connect(add.output, total.input);
-    let service = flow.service_with("sum", brighten.input, total.output, Hub::default().envelope_bytes(BYTES));
+    let service = flow.service_with("sum", brighten.input, total.output, HubOptions::default().envelope_bytes(BYTES));
     let running = flow.spawn().unwrap();
     for add in 0..5 {
         let mut numbers = service.blank().await.unwrap();

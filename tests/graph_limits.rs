@@ -7,6 +7,7 @@ use std::{
 
 use common::*;
 use wakeline::{
+    Stream,
     graph::{Graph, Node},
     prelude::*,
     stream::Event,

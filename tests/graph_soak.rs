@@ -4,7 +4,7 @@
 mod allocations;
 
 use common::*;
-use wakeline::{graph::Graph, prelude::*};
+use wakeline::{Stream, graph::Graph, prelude::*};
 
 gpu_tests_run_where_required!();
 

@@ -11,6 +11,7 @@ use std::{
 use common::graph::*;
 use common::*;
 use wakeline::{
+    Stream,
     graph::{Graph, GraphEvent, Node, NodeKind, Registry},
     memory::Allocator,
     prelude::*,

@@ -12,7 +12,7 @@ use common::{clock::ms, *};
 use futures::FutureExt;
 use tokio::time::Instant;
 use wakeline::{
-    ErrorKind,
+    Stream,
     condition::{Gate, at_least, every},
     device::Faults,
     hub::MergePolicy,
@@ -227,7 +227,7 @@ async fn conditions_and_settings_are_those_of_a_flow() {
     let sum = test::operator(sink(async |_: u32| Ok(())));
     let numbers = sum.input;
     let sum = sum.when(gate.clone()).when(at_least(numbers, 2)).with(|sum| sum.merge_metadata(MergePolicy::Raise));
-    let mut sum = sum.input_hub(numbers, Hub::bounded(3)).start().unwrap();
+    let mut sum = sum.input_hub(numbers, HubOptions::bounded(3)).start().unwrap();
     sum.input(numbers).send(1).unwrap();
     assert!(sum.step().await.unwrap().is_waiting());
     sum.input(numbers).send(2).unwrap();
@@ -606,7 +606,7 @@ async fn finish_ends_an_operator_that_would_go_on_for_ever() {
 async fn an_input_may_have_a_hub_that_keeps_the_latest() {
     let sum = test::operator(Add2);
     let (left, right) = (sum.left, sum.right);
-    let mut sum = sum.input_hub(right, Hub::latest()).start().unwrap();
+    let mut sum = sum.input_hub(right, HubOptions::latest()).start().unwrap();
     sum.input(right).send(10).unwrap();
     for number in 1..=3 {
         sum.input(left).send(number).unwrap();

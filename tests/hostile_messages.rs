@@ -63,7 +63,7 @@ fn a_message_whose_size_panics_takes_no_place_in_the_hub() {
                 ready(sender.send(message.0).map_err(|error| Error::new(ErrorKind::Operator, error.to_string())))
             }),
         );
-        let ingress = flow.ingress_with("in", end.input, Hub::bounded(2));
+        let ingress = flow.ingress_with("in", end.input, HubOptions::bounded(2));
         let running = flow.spawn().unwrap();
         ingress.send(Sized(1, None)).await.unwrap();
         for _ in 0..4 {
@@ -98,7 +98,7 @@ fn the_size_of_a_message_may_send_to_its_own_ingress() {
                 ready(sender.send(message.0).map_err(|error| Error::new(ErrorKind::Operator, error.to_string())))
             }),
         );
-        let ingress: Ingress<Sized> = flow.ingress_with("in", end.input, Hub::bounded(4));
+        let ingress: Ingress<Sized> = flow.ingress_with("in", end.input, HubOptions::bounded(4));
         let running = flow.spawn().unwrap();
         ingress.send(Sized(1, None)).await.unwrap();
         assert_eq!(received.recv().await, Some(1));
@@ -370,7 +370,7 @@ fn the_events_of_a_message_may_read_the_status_and_send() {
         let mut flow = Flow::new("flow");
         let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
         let done = flow.add("done", Done(sender));
-        let ingress = flow.ingress_with("in", done.input, Hub::bounded(4));
+        let ingress = flow.ingress_with("in", done.input, HubOptions::bounded(4));
         let running = flow.spawn().unwrap();
         let act = Act::default();
         let (handle, inner, mut more) = (running.handle(), ingress.clone(), vec![3, 2]);
@@ -452,7 +452,7 @@ fn the_envelopes_of_a_message_in_a_hub_may_read_the_status() {
         let input = end.input;
         let end = end.when(wakeline::condition::at_least(input, 3));
         flow.connect(fill.out, wrap.input);
-        flow.connect_with(wrap.output, end.input, Hub::bounded(3));
+        flow.connect_with(wrap.output, end.input, HubOptions::bounded(3));
         let running = flow.spawn().unwrap();
         let handle = running.handle();
         act.set(move || drop(handle.status()));
@@ -480,7 +480,7 @@ fn a_stall_names_the_hub_that_holds_the_envelopes_of_a_derived_message() {
         let input = end.input;
         let end = end.when(wakeline::condition::at_least(input, 3));
         flow.connect(fill.out, wrap.input);
-        flow.connect_with(wrap.output, end.input, Hub::bounded(3));
+        flow.connect_with(wrap.output, end.input, HubOptions::bounded(3));
         let error = flow.run().await.unwrap_err();
         assert!(error.to_string().contains("2 of them in hub `wrap.output -> end.input`"), "{error}");
     });
@@ -502,7 +502,7 @@ fn the_size_of_a_response_may_send() {
         );
         let end =
             flow.add("end", sink(move |n: u32| ready(sender.send(n).map_err(|_| Error::new(ErrorKind::Operator, "")))));
-        let ingress = flow.ingress_with("in", end.input, Hub::bounded(8));
+        let ingress = flow.ingress_with("in", end.input, HubOptions::bounded(8));
         let service = flow.service("service", answer.input, answer.output);
         let running = flow.spawn().unwrap();
         // Both ends are open after this: an earlier `try_send` would be refused.
@@ -551,7 +551,7 @@ fn a_latest_value_stays_in_its_hub_if_its_clone_panics() {
         let mut once = Some(ClonedTwice(Arc::default()));
         let source = flow.add("source", source(move || ready(Ok(once.take()))));
         let takes = flow.add("takes", TakesTwice);
-        flow.connect_with(source.output, takes.input, Hub::latest());
+        flow.connect_with(source.output, takes.input, HubOptions::latest());
         flow.run().await.unwrap();
     });
 }
@@ -638,7 +638,7 @@ fn in_spans(panics: bool) -> BTreeSet<&'static str> {
             flow.add("end", sink(move |n: u32| ready(sender.send(n).map_err(|_| Error::new(ErrorKind::Operator, "")))));
         flow.connect(pairs.out, end.input);
         let other = flow.add("other", sink(async |_: u32| Ok(())));
-        let ingress = flow.ingress_with("in", pairs.input, Hub::bounded(8));
+        let ingress = flow.ingress_with("in", pairs.input, HubOptions::bounded(8));
         let other = Arc::new(flow.ingress("more", other.input));
         let running = flow.spawn().unwrap();
         ingress.send(0).await.unwrap();

@@ -21,7 +21,7 @@ use std::{
 use common::alone::case_within_bound;
 use futures::{FutureExt, executor::block_on};
 use wakeline::{
-    Egress, Ingress,
+    Egress, Ingress, Stream,
     device::{Emulated, Faults},
     graph::{Exec, Graph},
     memory::Allocator,
@@ -332,7 +332,7 @@ fn hostile_wakers_of_a_chunk_hub_strand_no_other_waiter() {
 fn doubling(places: usize) -> (Flow, Ingress<u32>, Egress<u32>) {
     let mut flow = Flow::new("doubling");
     let double = flow.add("double", wakeline::operator::map(|n: u32| ready(Ok(2 * n))));
-    let numbers = flow.ingress_with("numbers", double.input, Hub::bounded(places));
+    let numbers = flow.ingress_with("numbers", double.input, HubOptions::bounded(places));
     let doubled = flow.egress("doubled", double.output);
     (flow, numbers, doubled)
 }
@@ -450,7 +450,7 @@ fn hostile_wakers_of_a_service_strand_no_other_caller() {
             let stream = Stream::new(&device).unwrap();
             let mut flow = Flow::new("service");
             let double = flow.add("double", wakeline::operator::map(|n: u32| ready(Ok(2 * n))));
-            let service = flow.service_with("service", double.input, double.output, Hub::bounded(2));
+            let service = flow.service_with("service", double.input, double.output, HubOptions::bounded(2));
             let runtime = runtime();
             let _inside = runtime.enter();
             let running = flow.spawn().unwrap();

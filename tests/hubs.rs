@@ -9,6 +9,7 @@ use common::*;
 use futures::FutureExt;
 use tokio::sync::oneshot;
 use wakeline::{
+    Stream,
     condition::{IntoCondition, PortId, When, any_of, at_least, each, sum},
     device::Emulated,
     prelude::*,
@@ -21,8 +22,8 @@ on_both!(h1_produce_increment_peek, async |device: Device| {
     let add = flow.add("add", Increment).on(&device);
     let consume = flow.add("consume", Collect(seen.clone()));
     // One envelope on each side of each hub is enough, without overlap.
-    flow.connect_with(produce.output, add.input, Hub::bounded(1).envelopes(1).envelope_bytes(4));
-    flow.connect_with(add.output, consume.input, Hub::bounded(1).envelopes(1));
+    flow.connect_with(produce.output, add.input, HubOptions::bounded(1).envelopes(1).envelope_bytes(4));
+    flow.connect_with(add.output, consume.input, HubOptions::bounded(1).envelopes(1));
     let report = flow.run().await.unwrap();
 
     assert_eq!(*lock(&seen), [[2], [3], [4]]);
@@ -88,7 +89,7 @@ async fn h13(device: Device) {
     let stamp = flow.add("stamp", Stamp { next: 0, chunks: CHUNKS, addresses: sent.clone() });
     let add = flow.add("add", Increment).on(&device);
     let check = flow.add("check", Check { next: 0, addresses: arrived.clone() });
-    flow.connect_with(stamp.output, add.input, Hub::default().envelope_bytes(CHUNK));
+    flow.connect_with(stamp.output, add.input, HubOptions::default().envelope_bytes(CHUNK));
     flow.connect(add.output, check.input);
     let report = within(flow.run()).await.unwrap();
 
@@ -122,7 +123,7 @@ mod h13_larger_than_the_device {
 }
 
 /// Returns how many messages a writer can send before its reader takes one.
-async fn sent_ahead(hub: Option<Hub>) -> usize {
+async fn sent_ahead(hub: Option<HubOptions>) -> usize {
     let ahead = shared();
     let (full, is_full) = oneshot::channel();
     let (mut full, mut is_full) = (Some(full), Some(is_full));
@@ -167,7 +168,7 @@ async fn sent_ahead(hub: Option<Hub>) -> usize {
 #[tokio::test]
 async fn h14_plain_connect_is_a_queue_of_one() {
     assert_eq!(sent_ahead(None).await, 1);
-    assert_eq!(sent_ahead(Some(Hub::bounded(3))).await, 3);
+    assert_eq!(sent_ahead(Some(HubOptions::bounded(3))).await, 3);
 }
 
 #[derive(Ports)]
@@ -299,7 +300,7 @@ on_both!(h15_passed_on_envelopes_return_after_their_last_reader, async |device: 
         }),
     );
     let consume = consume.on(&device);
-    flow.connect_with(produce.output, pass.input, Hub::bounded(1).envelopes(1).envelope_bytes(64));
+    flow.connect_with(produce.output, pass.input, HubOptions::bounded(1).envelopes(1).envelope_bytes(64));
     flow.connect(pass.output, consume.input);
     flow.run().await.unwrap();
     assert_eq!(device.memory_peak(), 64, "the second hub needed no envelope of its own");
@@ -324,7 +325,7 @@ on_both!(h15_an_envelope_outlives_its_hub, async |device: Device| {
     let produce = flow.add("produce", SendEach::new([vec![1_u32, 2], vec![3, 4]]));
     let add = flow.add("add", Increment).on(&device);
     let keep = flow.add("keep", Keep(kept.clone())).on(&device);
-    flow.connect_with(produce.output, add.input, Hub::default().envelope_bytes(8));
+    flow.connect_with(produce.output, add.input, HubOptions::default().envelope_bytes(8));
     flow.connect(add.output, keep.input);
     flow.run().await.unwrap();
     drop(flow);
@@ -352,7 +353,7 @@ on_both!(h15_starvation_names_both_hubs, async |device: Device| {
     let produce = flow.add("produce", SendEach::new((0..10).map(|n| vec![n])));
     let pass = flow.add("pass", pass_on::<Envelope<u32>>()).on(&device);
     let keep = flow.add("keep", Keep(kept.clone())).on(&device);
-    flow.connect_with(produce.output, pass.input, Hub::default().envelope_bytes(4));
+    flow.connect_with(produce.output, pass.input, HubOptions::default().envelope_bytes(4));
     flow.connect(pass.output, keep.input);
     let error = flow.run().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
@@ -540,9 +541,12 @@ async fn h14_plain_connect_has_the_room_and_the_envelopes_that_are_waited_for() 
     }
 
     for (hub, wanted) in [
-        (Hub::default().envelope_bytes(4), None),
-        (Hub::bounded(6).envelope_bytes(4), None),
-        (Hub::default().envelope_bytes(4).envelopes(3), Some("waits for 4 messages, but the hub has 3 envelopes")),
+        (HubOptions::default().envelope_bytes(4), None),
+        (HubOptions::bounded(6).envelope_bytes(4), None),
+        (
+            HubOptions::default().envelope_bytes(4).envelopes(3),
+            Some("waits for 4 messages, but the hub has 3 envelopes"),
+        ),
     ] {
         let seen = shared();
         let device = emulated();
@@ -550,7 +554,7 @@ async fn h14_plain_connect_has_the_room_and_the_envelopes_that_are_waited_for() 
         let produce = flow.add("produce", SendEach::new((0..10).map(|n| vec![n])));
         let add = flow.add("add", Increment).on(&device);
         let batches = flow.add("batches", Batches(seen.clone()));
-        flow.connect_with(produce.output, add.input, Hub::default().envelope_bytes(4).envelopes(8));
+        flow.connect_with(produce.output, add.input, HubOptions::default().envelope_bytes(4).envelopes(8));
         flow.connect_with(add.output, batches.input, hub);
         match (within(flow.run()).await, wanted) {
             (Ok(_), None) => assert_eq!(*lock(&seen), [vec![1, 2, 3, 4], vec![5, 6, 7, 8], vec![9, 10]]),
@@ -589,7 +593,7 @@ async fn h15_a_stall_names_the_operators_that_keep_envelopes() {
     let produce = flow.add("produce", SendEach::new((0..9).map(|n| vec![n])));
     let pass = flow.add("pass", pass_on::<Envelope<u32>>());
     let window = flow.add("window", Window { kept: Vec::new(), sums: shared() });
-    flow.connect_with(produce.output, pass.input, Hub::default().envelope_bytes(4).envelopes(2));
+    flow.connect_with(produce.output, pass.input, HubOptions::default().envelope_bytes(4).envelopes(2));
     flow.connect(pass.output, window.input);
     let error = within(flow.run()).await.unwrap_err().to_string();
     let wanted = "2 of the 2 envelopes of hub `produce.output -> pass.input` at this location are in use; `window` keeps 2 of \
@@ -617,7 +621,7 @@ async fn h15_a_writer_that_keeps_its_blanks_is_named() {
     let mut flow = Flow::new("h15");
     let hoard = flow.add("hoard", Hoard);
     let end = flow.add("end", sink(async |_: Envelope<u32>| Ok(())));
-    flow.connect_with(hoard.output, end.input, Hub::default().envelope_bytes(4).envelopes(3));
+    flow.connect_with(hoard.output, end.input, HubOptions::default().envelope_bytes(4).envelopes(3));
     let error = within(flow.run()).await.unwrap_err().to_string();
     assert!(
         error.contains(
@@ -630,7 +634,7 @@ async fn h15_a_writer_that_keeps_its_blanks_is_named() {
 /// With the number of envelopes that the stall names, the flow runs.
 #[tokio::test]
 async fn h15_a_stall_names_the_number_of_envelopes_that_a_window_needs() {
-    for (hub, fails) in [(Hub::default(), true), (Hub::default().envelopes(4), false)] {
+    for (hub, fails) in [(HubOptions::default(), true), (HubOptions::default().envelopes(4), false)] {
         let sums = shared();
         let mut flow = Flow::new("h15");
         let produce = flow.add("produce", SendEach::new((0..9).map(|n| vec![n])));

@@ -43,7 +43,7 @@ fn double() -> impl Operator<Ports = MapPorts<u32, u32>> {
 fn doubling(places: usize) -> (Flow, Ingress<u32>, Egress<u32>) {
     let mut flow = Flow::new("doubling");
     let double = flow.add("double", double());
-    let numbers = flow.ingress_with("numbers", double.input, Hub::bounded(places));
+    let numbers = flow.ingress_with("numbers", double.input, HubOptions::bounded(places));
     let doubled = flow.egress("doubled", double.output);
     (flow, numbers, doubled)
 }
@@ -108,7 +108,7 @@ async fn e2_back_pressure_reaches_the_senders() {
     let gate = Arc::new(Notify::new());
     let mut flow = Flow::new("e2");
     let slow = flow.add("slow", gated(&gate));
-    let numbers = flow.ingress_with("numbers", slow.input, Hub::bounded(2));
+    let numbers = flow.ingress_with("numbers", slow.input, HubOptions::bounded(2));
     let mut out = flow.egress("out", slow.output);
     let running = flow.spawn().unwrap();
     for n in 0..3 {
@@ -147,7 +147,7 @@ async fn e2_an_unused_slot_is_released() {
     let gate = Arc::new(Notify::new());
     let mut flow = Flow::new("e2");
     let slow = flow.add("slow", gated(&gate));
-    let mut numbers = flow.ingress_with("numbers", slow.input, Hub::bounded(1));
+    let mut numbers = flow.ingress_with("numbers", slow.input, HubOptions::bounded(1));
     let mut out = flow.egress("out", slow.output);
     let running = flow.spawn().unwrap();
     within(numbers.send(1)).await.unwrap();
@@ -262,7 +262,7 @@ async fn e2_stop_closes_the_ingress_and_drains() {
     let gate = Arc::new(Notify::new());
     let mut flow = Flow::new("e2");
     let slow = flow.add("slow", gated(&gate));
-    let numbers = flow.ingress_with("numbers", slow.input, Hub::bounded(2));
+    let numbers = flow.ingress_with("numbers", slow.input, HubOptions::bounded(2));
     let mut out = flow.egress("out", slow.output);
     let running = flow.spawn().unwrap();
     for n in 0..3 {
@@ -316,7 +316,7 @@ on_both!(e2_blank_envelopes, async |device: Device| {
     let mut flow = Flow::new("e2");
     let first = flow.add("first", Increment).on(&device);
     let second = flow.add("second", Increment).on(&device);
-    let chunks = flow.ingress_with("chunks", first.input, Hub::bounded(2).envelopes(2).envelope_bytes(256));
+    let chunks = flow.ingress_with("chunks", first.input, HubOptions::bounded(2).envelopes(2).envelope_bytes(256));
     flow.connect(first.output, second.input);
     let mut out = flow.egress("out", second.output);
     let running = flow.spawn().unwrap();
@@ -357,7 +357,7 @@ on_both!(e2_blank_envelopes, async |device: Device| {
 async fn e2_blank_envelopes_go_to_all_waiting_callers() {
     let mut flow = Flow::new("e2");
     let sink = flow.add("sink", sink(|_: Envelope<u32>| ready(Ok(()))));
-    let chunks = flow.ingress_with("chunks", sink.input, Hub::bounded(4).envelopes(2).envelope_bytes(64));
+    let chunks = flow.ingress_with("chunks", sink.input, HubOptions::bounded(4).envelopes(2).envelope_bytes(64));
     let running = flow.spawn().unwrap();
     for _ in 0..10 {
         let both = (within(chunks.blank()).await.unwrap(), within(chunks.blank()).await.unwrap());
@@ -377,7 +377,7 @@ async fn e2_a_returned_envelope_wakes_one_waiting_caller() {
     const CALLERS: usize = 300;
     let mut flow = Flow::new("e2");
     let sink = flow.add("sink", sink(|_: Envelope<u32>| ready(Ok(()))));
-    let chunks = flow.ingress_with("chunks", sink.input, Hub::bounded(4).envelopes(2).envelope_bytes(64));
+    let chunks = flow.ingress_with("chunks", sink.input, HubOptions::bounded(4).envelopes(2).envelope_bytes(64));
     let running = flow.spawn().unwrap();
     let polls = Arc::new(AtomicUsize::new(0));
     let call = |chunks: Ingress<Envelope<u32>>, polls: Arc<AtomicUsize>| async move {
@@ -415,7 +415,7 @@ impl Wake for Woken {
 async fn e2_a_blank_envelope_skips_callers_that_do_not_take_it() {
     let mut flow = Flow::new("e2");
     let sink = flow.add("sink", sink(|_: Envelope<u32>| ready(Ok(()))));
-    let chunks = flow.ingress_with("chunks", sink.input, Hub::bounded(4).envelopes(1).envelope_bytes(64));
+    let chunks = flow.ingress_with("chunks", sink.input, HubOptions::bounded(4).envelopes(1).envelope_bytes(64));
     let running = flow.spawn().unwrap();
     for drops in [true, false] {
         let held = within(chunks.blank()).await.unwrap();
@@ -514,7 +514,7 @@ async fn e2_an_egress_does_not_keep_an_idle_flow_running() {
 
     let mut flow = Flow::new("e2");
     let count = flow.add("count", Loop);
-    flow.connect_with(count.again, count.input, Hub::bounded(2));
+    flow.connect_with(count.again, count.input, HubOptions::bounded(2));
     let mut out = flow.egress("out", count.out);
     let running = flow.spawn().unwrap();
     let mut seen = Vec::new();
@@ -555,7 +555,7 @@ async fn e2_a_flow_waits_for_callers_outside() {
 async fn e2_a_flow_waits_for_envelopes_that_are_outside() {
     let mut flow = Flow::new("e2");
     let make = flow.add("make", SendEach::new((0..10).map(|n| vec![n; 4])));
-    let mut out = flow.egress_with("out", make.output, Hub::bounded(1).envelopes(2).envelope_bytes(16));
+    let mut out = flow.egress_with("out", make.output, HubOptions::bounded(1).envelopes(2).envelope_bytes(16));
     let running = flow.spawn().unwrap();
     let mut seen = Vec::new();
     while let Some(envelope) = within(out.recv()).await {
@@ -584,7 +584,7 @@ async fn e2_an_envelope_that_is_sent_back_is_not_outside() {
 
     let mut flow = Flow::new("e2");
     let make = flow.add("make", SendEach::new((0..10).map(|n| vec![n; 4])));
-    let mut out = flow.egress_with("out", make.output, Hub::bounded(1).envelopes(2).envelope_bytes(16));
+    let mut out = flow.egress_with("out", make.output, HubOptions::bounded(1).envelopes(2).envelope_bytes(16));
     let keep = flow.add("keep", KeepAll(Vec::new()));
     let back = flow.ingress("back", keep.input);
     let running = flow.spawn().unwrap();
@@ -807,7 +807,7 @@ fn e2_a_message_that_is_dropped_may_use_its_ingress() {
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        for hub in [Hub::drop_oldest(1), Hub::drop_newest(1)] {
+        for hub in [HubOptions::drop_oldest(1), HubOptions::drop_newest(1)] {
             runtime.block_on(async {
                 let mut flow = Flow::new("e2");
                 let end = flow.add("end", sink(async |_: SendsAnother| Ok(())));
@@ -933,7 +933,7 @@ async fn e2_a_stop_waits_for_a_message_that_is_being_sent() {
             ready(Ok(()))
         });
         let end = flow.add("end", end).on(&emulated());
-        let messages = flow.ingress_with("messages", end.input, Hub::bounded(2).envelope_bytes(16));
+        let messages = flow.ingress_with("messages", end.input, HubOptions::bounded(2).envelope_bytes(16));
         let running = flow.spawn().unwrap();
         within(messages.send(Blocking::new())).await.unwrap();
         within(receiver.recv()).await.unwrap();
@@ -953,7 +953,7 @@ async fn e2_a_stop_waits_for_a_request_that_is_being_sent() {
     for calls_before in 0.. {
         let mut flow = Flow::new("e2");
         let len = flow.add("len", map(async |request: Blocking| Ok(request.0.len()))).on(&emulated());
-        let service = flow.service_with("service", len.input, len.output, Hub::bounded(2).envelope_bytes(16));
+        let service = flow.service_with("service", len.input, len.output, HubOptions::bounded(2).envelope_bytes(16));
         let running = flow.spawn().unwrap();
         assert_eq!(within(service.ask(Blocking::new())).await.unwrap(), 8);
         let send = move || futures::executor::block_on(service.ask(Blocking::new())).map(|len| len == 8);

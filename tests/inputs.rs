@@ -120,7 +120,7 @@ async fn q5_idle_senders_do_not_block_and_busy_ones_do_not_starve_others() {
     let (one, silent, two) =
         (flow.add("one", numbers([1, 2])), flow.add("silent", silent), flow.add("two", numbers([11, 12])));
     for part in [one.output, silent.output, two.output] {
-        flow.connect_with(part, merge.parts, Hub::bounded(2));
+        flow.connect_with(part, merge.parts, HubOptions::bounded(2));
     }
     within(flow.run()).await.unwrap();
     assert_eq!(*lock(&seen), [(0, 1), (2, 11), (0, 2), (2, 12), (1, 9)]);
@@ -147,7 +147,7 @@ async fn q5_a_take_that_is_refused_takes_nothing() {
     }
     let twice = test::operator_named("twice", Twice);
     let parts = twice.parts;
-    let mut twice = twice.writers(parts, 2).input_hub(parts, Hub::bounded(2)).start().unwrap();
+    let mut twice = twice.writers(parts, 2).input_hub(parts, HubOptions::bounded(2)).start().unwrap();
     for (writer, number) in [(0, 1), (1, 11), (1, 12)] {
         twice.input(parts).writer(writer).send(number).unwrap();
     }
@@ -206,10 +206,10 @@ on_both!(q5_envelopes_of_several_senders, async |device: Device| {
     let sum = flow.add("sum", SumOf).on(&device);
     for n in 1..=3_u32 {
         let part = flow.add(format!("{n}"), SendEach::new((0..4).map(move |at| vec![n + at; 10])));
-        flow.connect_with(part.output, sum.parts, Hub::default().envelope_bytes(40));
+        flow.connect_with(part.output, sum.parts, HubOptions::default().envelope_bytes(40));
     }
     let collect = flow.add("collect", Collect(totals.clone()));
-    flow.connect_with(sum.total, collect.input, Hub::bounded(3));
+    flow.connect_with(sum.total, collect.input, HubOptions::bounded(3));
     flow.run().await.unwrap();
     let wanted: Vec<_> = (0..4).flat_map(|at| (1..=3).map(move |n| vec![10 * (n + at)])).collect();
     assert_eq!(*lock(&totals), wanted);
@@ -513,7 +513,7 @@ async fn q5_a_batch_has_the_messages_that_were_queued_when_it_began() {
             vec![flow.add("takes", takes).when(gate.clone()).one]
         };
         let ports = ports.into_iter().enumerate();
-        let ingresses = ports.map(|(at, port)| flow.ingress_with(format!("in {at}"), port, Hub::bounded(8)));
+        let ingresses = ports.map(|(at, port)| flow.ingress_with(format!("in {at}"), port, HubOptions::bounded(8)));
         let ingresses: Vec<_> = ingresses.collect();
         let running = flow.spawn().unwrap();
         for ingress in &ingresses {
@@ -565,7 +565,7 @@ async fn q5_a_batch_of_a_concurrent_operator_has_the_messages_that_were_queued()
         } else {
             flow.add("takes", concurrent(1, TakesOne(seen.clone()))).when(gate.clone()).one
         };
-        let ingress = flow.ingress_with("in", port, Hub::bounded(8));
+        let ingress = flow.ingress_with("in", port, HubOptions::bounded(8));
         let running = flow.spawn().unwrap();
         for _ in 0..2 {
             ingress.send(Feed(feeding.clone())).await.map_err(drop).unwrap();
@@ -617,8 +617,8 @@ async fn q5_a_query_reserves_no_message_for_a_run() {
         let parts = flow.add("parts", numbers(0..300));
         let takes = flow.add("takes", Takes { receives, taken: noted });
         flow.connect(needed.output, takes.needed);
-        flow.connect_with(beside.output, takes.beside, Hub::drop_oldest(1));
-        flow.connect_with(parts.output, takes.parts, Hub::drop_oldest(1));
+        flow.connect_with(beside.output, takes.beside, HubOptions::drop_oldest(1));
+        flow.connect_with(parts.output, takes.parts, HubOptions::drop_oldest(1));
         let report = ends(flow, 10_000).await;
         assert_eq!(report.operator("takes").unwrap().runs, 300, "receives: {receives}");
         assert_eq!(*lock(&taken), (0..300).collect::<Vec<_>>());
@@ -675,7 +675,7 @@ async fn q5_a_run_that_waits_at_a_port_keeps_its_reserved_message() {
     let (feed, taken) = (Arc::new(OnceLock::new()), shared());
     let mut flow = Flow::new("q5");
     let three = flow.add("three", Three(feed.clone(), taken.clone()));
-    let ingress = flow.ingress_with("in", three.input, Hub::drop_oldest(3));
+    let ingress = flow.ingress_with("in", three.input, HubOptions::drop_oldest(3));
     let running = flow.spawn().unwrap();
     for number in 1..=3 {
         ingress.send(number).await.unwrap();
@@ -740,10 +740,10 @@ async fn q5_random_flows_end() {
     fn connect(flow: &mut Flow, random: &mut StdRng, from: OutputHandle<u64>, to: InputHandle<u64>) {
         let capacity = random.random_range(1..4);
         match random.random_range(0..4) {
-            0 => flow.connect_with(from, to, Hub::bounded(capacity)),
-            1 => flow.connect_with(from, to, Hub::drop_newest(capacity)),
-            2 => flow.connect_with(from, to, Hub::drop_oldest(capacity)),
-            _ => flow.connect_with(from, to, Hub::latest()),
+            0 => flow.connect_with(from, to, HubOptions::bounded(capacity)),
+            1 => flow.connect_with(from, to, HubOptions::drop_newest(capacity)),
+            2 => flow.connect_with(from, to, HubOptions::drop_oldest(capacity)),
+            _ => flow.connect_with(from, to, HubOptions::latest()),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Structs that a kernel takes are the same in Rust and in CUDA C++: as elements and by value, with arrays, nested, aligned.
 
 use common::on_both;
-use wakeline::prelude::*;
+use wakeline::{Stream, prelude::*};
 
 #[derive(Clone, Copy, Debug, PartialEq, KernelStruct)]
 #[repr(C)]

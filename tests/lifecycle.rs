@@ -145,7 +145,7 @@ fn diaries(fails: Option<(&str, Phase, Way)>, census: &Census) -> (Flow, Shared<
     let b = flow.add("b", made::<MapPorts<Counted, Counted>>("b", fails, &pages, census));
     let c = flow.add("c", made::<SinkPorts<Counted>>("c", fails, &pages, census));
     flow.connect(a.output, b.input);
-    flow.connect_with(b.output, c.input, Hub::bounded(2));
+    flow.connect_with(b.output, c.input, HubOptions::bounded(2));
     (flow, pages)
 }
 
@@ -365,7 +365,7 @@ on_both!(l2_device_memory_in_flight_is_freed_after_a_failure, async |device: Dev
             let first = flow.add("first", Increment).on(&device);
             let fails = flow.add("fails", FailsAfter { after, panics }).on(&device);
             let consume = flow.add("consume", Collect(shared()));
-            flow.connect_with(produce.output, first.input, Hub::bounded(2).envelopes(3).envelope_bytes(256));
+            flow.connect_with(produce.output, first.input, HubOptions::bounded(2).envelopes(3).envelope_bytes(256));
             flow.connect(first.output, fails.input);
             flow.connect(fails.output, consume.input);
             let error = flow.run().await.unwrap_err();
@@ -432,7 +432,7 @@ on_both!(l3_many_runs_leave_no_memory, async |device: Device| {
         let produce = flow.add("produce", SendEach::new((0..4).map(|n| vec![n + round; 8])));
         let add = flow.add("add", Increment).on(&device);
         let consume = flow.add("consume", Collect(seen.clone()));
-        flow.connect_with(produce.output, add.input, Hub::bounded(2).envelope_bytes(32));
+        flow.connect_with(produce.output, add.input, HubOptions::bounded(2).envelope_bytes(32));
         flow.connect(add.output, consume.input);
         flow.run().await.unwrap();
         assert_eq!(*lock(&seen), (1..5).map(|n| vec![n + round; 8]).collect::<Vec<_>>());
@@ -485,8 +485,8 @@ fn endless_flow(census: &Census) -> (Flow, Arc<AtomicUsize>, Arc<AtomicUsize>) {
     let middle = flow.add("middle", pass_on::<Counted>());
     let sink = Stopped { stopped: stopped.clone(), seen: seen.clone(), of: std::marker::PhantomData };
     let sink = flow.add("sink", sink);
-    flow.connect_with(source.output, middle.input, Hub::bounded(8));
-    flow.connect_with(middle.output, sink.input, Hub::bounded(8));
+    flow.connect_with(source.output, middle.input, HubOptions::bounded(8));
+    flow.connect_with(middle.output, sink.input, HubOptions::bounded(8));
     (flow, stopped, seen)
 }
 
@@ -625,7 +625,7 @@ on_both!(l4_abort_while_completions_are_pending, async |device: Device| {
             }
         }),
     );
-    flow.connect_with(produce.output, stuck.input, Hub::bounded(1).envelope_bytes(256));
+    flow.connect_with(produce.output, stuck.input, HubOptions::bounded(1).envelope_bytes(256));
     flow.connect(stuck.output, consume.input);
     let running = flow.spawn().unwrap();
     let hold = is_held.await.unwrap();
@@ -693,8 +693,8 @@ async fn l6_all_mistakes_are_reported_at_once_and_nothing_runs() {
     flow.connect(twice.output, once.input);
     flow.connect(twice.output, once.input);
     flow.connect(abroad.output, foreign.input);
-    flow.connect_with(tight.output, narrow.input, Hub::bounded(0));
-    flow.connect_with(empty.output, poor.input, Hub::bounded(1).envelopes(0).envelope_bytes(64));
+    flow.connect_with(tight.output, narrow.input, HubOptions::bounded(0));
+    flow.connect_with(empty.output, poor.input, HubOptions::bounded(1).envelopes(0).envelope_bytes(64));
     flow.connect(vague.output, far.input);
     flow.connect(far.output, back.input);
 

@@ -8,6 +8,7 @@ use std::sync::{
 use common::{add_one, emulated_with, freed, hold, increment, on_both, streams, until, within};
 use futures::{FutureExt, executor::block_on};
 use wakeline::{
+    Stream,
     device::{Emulated, Faults},
     graph::Graph,
     memory::{Allocator, MemoryStats},

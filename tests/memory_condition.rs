@@ -8,6 +8,7 @@ use common::{
 use futures::FutureExt;
 use tokio::sync::{Semaphore, mpsc};
 use wakeline::{
+    Stream,
     condition::{Condition, IntoCondition, MemoryAvailable, Status, When, all_of, any_of, count, memory},
     device::Emulated,
     memory::Allocator,
@@ -60,7 +61,7 @@ async fn three_pages(device: &Device, allocator: &Allocator, bytes: u64, each: u
     let mut flow = Flow::new("pages");
     let write = flow.add("write", pages(each)).on(device).when(memory(allocator, bytes)).when(count(3));
     let read = flow.add("read", keep(&go, &seen));
-    flow.connect_with(write.output, read.input, Hub::bounded(4).envelope_bytes(each));
+    flow.connect_with(write.output, read.input, HubOptions::bounded(4).envelope_bytes(each));
     let report = within(flow.run()).await?;
     assert_eq!(*lock(&seen), [1, 2, 3]);
     Ok(report)
@@ -115,7 +116,7 @@ async fn ahead(device: &Device, count_of_blocks: usize) -> (u64, u64) {
     let mut flow = Flow::new("ahead");
     let write = flow.add("write", pages(LEN)).on(device).when(memory(&blocks, BLOCK)).when(count(4));
     let pass = flow.add("pass", hold_back(&go, &seen)).on(device);
-    flow.connect_with(write.output, pass.input, Hub::bounded(4));
+    flow.connect_with(write.output, pass.input, HubOptions::bounded(4));
     let running = flow.spawn().unwrap();
     let write = || status(&running, "write");
 
@@ -284,7 +285,7 @@ async fn c9_impossible_conditions_are_errors_before_running() {
     let _ = flow.add("scratch", Scratch(1)).on(&device).when(memory(&blocks, 1));
     let (seen, go) = (shared(), Arc::new(Semaphore::new(8)));
     let read = flow.add("read", keep(&go, &seen));
-    flow.connect_with(write.output, pass.input, Hub::default().envelope_bytes(1));
+    flow.connect_with(write.output, pass.input, HubOptions::default().envelope_bytes(1));
     flow.connect(pass.output, read.input);
     let error = flow.run().await.unwrap_err();
     assert!(error.to_string().contains("operator `write` is on emulated"), "{error}");
@@ -385,7 +386,7 @@ async fn m6_a_flow_waits_for_memory_that_a_stream_still_uses() {
         let produce = flow.add("produce", common::SendEach::new([vec![1_u32; LEN / 4]]));
         let add = flow.add("add", common::Increment).on(&device);
         let collect = flow.add("collect", common::Collect(seen.clone()));
-        flow.connect_with(produce.output, add.input, Hub::bounded(1).envelope_bytes(LEN));
+        flow.connect_with(produce.output, add.input, HubOptions::bounded(1).envelope_bytes(LEN));
         flow.connect(add.output, collect.input);
         (flow.spawn().unwrap(), seen)
     };
@@ -415,7 +416,7 @@ on_both!(m13_operators_have_allocators, async |device: Device| {
     let mut flow = Flow::new("given");
     let write = flow.add("write", pages(LEN)).on(&device).allocator(&blocks).when(count(2));
     let read = flow.add("read", keep(&go, &seen));
-    flow.connect_with(write.output, read.input, Hub::bounded(4).envelope_bytes(LEN));
+    flow.connect_with(write.output, read.input, HubOptions::bounded(4).envelope_bytes(LEN));
     let report = within(flow.run()).await.unwrap();
     assert_eq!(*lock(&seen), [1, 2]);
     assert_eq!(blocks.stats().allocations, 2);

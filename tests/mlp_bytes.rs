@@ -62,7 +62,7 @@ async fn answers(device: &Device, net: &Arc<Net>, requests: Vec<Vec<f16>>, repla
             }
         }),
     );
-    let hub = Hub::bounded(2).envelope_bytes(BUCKETS[1] * WIDTH * size_of::<f16>());
+    let hub = HubOptions::bounded(2).envelope_bytes(BUCKETS[1] * WIDTH * size_of::<f16>());
     flow.connect_with(send.output, layers[0].rows, hub);
     for pair in layers.windows(2) {
         flow.connect_with(pair[0].out, pair[1].rows, hub);

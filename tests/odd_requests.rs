@@ -11,7 +11,7 @@ use futures::FutureExt;
 use tokio::sync::Semaphore;
 use tower::Service as _;
 use wakeline::{
-    Ingress, Message, Running, Service,
+    Ingress, Message, Running, Service, Stream,
     device::{Emulated, Faults, Simulation},
     graph::Graph,
     prelude::*,
@@ -47,7 +47,7 @@ fn adder(at: Option<&Device>, envelopes: usize) -> (Adder, Running, Arc<Semaphor
     if let Some(device) = at {
         add = add.on(device);
     }
-    let hub = Hub::bounded(3).envelope_bytes(64).envelopes(envelopes);
+    let hub = HubOptions::bounded(3).envelope_bytes(64).envelopes(envelopes);
     let service = flow.service_with("service", add.input, add.output, hub);
     (service, flow.spawn().unwrap(), permits)
 }
@@ -194,7 +194,7 @@ impl Operator for Once {
 on_both!(a_request_that_waits_for_its_work_fails_if_the_flow_is_dropped, async |device: Device| {
     let mut flow = Flow::new("once");
     let once = flow.add("once", Once);
-    let service = flow.service_with("service", once.input, once.output, Hub::bounded(3).envelope_bytes(64));
+    let service = flow.service_with("service", once.input, once.output, HubOptions::bounded(3).envelope_bytes(64));
     let first = async { service.ask(filled(&service, &[1; 4]).await).await.unwrap() };
     let (answer, report) = tokio::join!(first, flow.run());
     assert_eq!((values(&answer).await, report.unwrap().operator("once").unwrap().runs), (vec![1; 4], 1));
@@ -245,10 +245,10 @@ async fn pending_event<M: Message>(device: &Device, waits: bool, wrap: fn(Frame)
     let mut flow = Flow::new("frames");
     let service = if waits {
         let decoded = flow.add("decoded", Decoded(unwrap));
-        flow.service_with("service", decoded.input, decoded.output, Hub::bounded(3))
+        flow.service_with("service", decoded.input, decoded.output, HubOptions::bounded(3))
     } else {
         let number = flow.add("number", map(move |message: M| std::future::ready(Ok(unwrap(message).number))));
-        flow.service_with("service", number.input, number.output, Hub::bounded(3))
+        flow.service_with("service", number.input, number.output, HubOptions::bounded(3))
     };
     let running = flow.spawn().unwrap();
     let [stream, other] = streams(device);
@@ -376,7 +376,7 @@ async fn a_message_whose_device_is_lost_while_it_waits_is_dropped_and_the_flow_c
     let permits = Arc::new(Semaphore::new(0));
     let mut flow = Flow::new("adds");
     let add = flow.add("add", Add(permits.clone())).on(&device);
-    let ingress = flow.ingress_with("in", add.input, Hub::bounded(3).envelope_bytes(64).envelopes(1));
+    let ingress = flow.ingress_with("in", add.input, HubOptions::bounded(3).envelope_bytes(64).envelopes(1));
     let mut out = flow.egress("out", add.output);
     let running = flow.spawn().unwrap();
     let stream = Stream::new(&own).unwrap();
@@ -397,8 +397,8 @@ fn both(device: &Device) -> (Adder, Ingress<Envelope<u32>>, Running) {
     let mut flow = Flow::new("both");
     let add = flow.add("add", Increment).on(device);
     let other = flow.add("other", sink(|_: Envelope<u32>| ready(Ok(())))).on(device);
-    let service = flow.service_with("service", add.input, add.output, Hub::bounded(3).envelope_bytes(64));
-    let ingress = flow.ingress_with("ingress", other.input, Hub::bounded(3).envelope_bytes(64));
+    let service = flow.service_with("service", add.input, add.output, HubOptions::bounded(3).envelope_bytes(64));
+    let ingress = flow.ingress_with("ingress", other.input, HubOptions::bounded(3).envelope_bytes(64));
     (service, ingress, flow.spawn().unwrap())
 }
 

@@ -12,7 +12,7 @@ use cudarc::driver::{
     sys::{self, CUgraphInstantiate_flags, CUstreamCaptureMode},
 };
 use futures::FutureExt;
-use wakeline::{graph::Graph, memory::Wrapped, prelude::*};
+use wakeline::{Stream, graph::Graph, memory::Wrapped, prelude::*};
 
 #[path = "guide/cublas.rs"]
 mod cublas;
@@ -183,7 +183,7 @@ async fn s5_a_slice_travels_through_a_flow() {
     let send = flow.add("send", Once(Some(Envelope::from(buffer)))).on(&device);
     let add = flow.add("add", Increment).on(&device);
     let collect = flow.add("collect", Collect(seen.clone()));
-    flow.connect_with(send.output, add.input, Hub::default().envelope_bytes(4 * LEN));
+    flow.connect_with(send.output, add.input, HubOptions::default().envelope_bytes(4 * LEN));
     flow.connect(add.output, collect.input);
     drop(held);
     within(flow.run()).await.unwrap();
@@ -390,8 +390,8 @@ where
     let send = flow.add("send", SendEach::new(messages));
     let run = flow.add("run", operator).on(device);
     let collect = flow.add("collect", Collect(seen.clone()));
-    flow.connect_with(send.output, run.input, Hub::default().envelope_bytes(bytes));
-    flow.connect_with(run.output, collect.input, Hub::default().envelope_bytes(bytes));
+    flow.connect_with(send.output, run.input, HubOptions::default().envelope_bytes(bytes));
+    flow.connect_with(run.output, collect.input, HubOptions::default().envelope_bytes(bytes));
     within(flow.run()).await.unwrap();
     drop(flow);
     let mut seen = lock(&seen);

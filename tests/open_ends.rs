@@ -2,6 +2,7 @@
 
 use common::*;
 use wakeline::{
+    Stream,
     device::{Emulated, Faults, Simulation},
     graph::Graph,
     prelude::*,
@@ -89,7 +90,7 @@ async fn swapped_memory(device: &Device) {
     let fork = flow.add("fork", Fork).on(device);
     let (left, right) = (flow.add("left", Afresh).on(device), flow.add("right", Afresh).on(device));
     let end = flow.add("end", InTurns(seen.clone(), 0)).on(device);
-    flow.connect_with(read.output, fork.input, Hub::bounded(1).envelope_bytes(256));
+    flow.connect_with(read.output, fork.input, HubOptions::bounded(1).envelope_bytes(256));
     flow.connect(fork.left, left.input);
     flow.connect(fork.right, right.input);
     flow.connect(left.output, end.left);
@@ -186,7 +187,7 @@ async fn replayed(
     let read = flow.add("read", SendThese(own(device, ROWS)));
     let one = flow.add("one", one).on(device);
     let collect = flow.add("collect", Collect(seen.clone()));
-    let hub = Hub::bounded(2).envelope_bytes(4 * LEN);
+    let hub = HubOptions::bounded(2).envelope_bytes(4 * LEN);
     flow.connect_with(read.output, one.input, hub);
     flow.connect_with(one.output, collect.input, hub);
     flow.replay("net", &one).buckets([LEN]).at_start();
@@ -231,7 +232,7 @@ on_both!(an_output_without_valid_data_is_empty, async |device: Device| {
     let read = flow.add("read", SendThese(own(&device, ROWS)));
     let sieve = flow.add("sieve", Sieve).on(&device);
     let (left, right) = (flow.add("left", Collect(lefts.clone())), flow.add("right", Collect(rights.clone())));
-    flow.connect_with(read.output, sieve.input, Hub::bounded(1).envelope_bytes(4 * LEN));
+    flow.connect_with(read.output, sieve.input, HubOptions::bounded(1).envelope_bytes(4 * LEN));
     flow.connect(sieve.left, left.input);
     flow.connect(sieve.right, right.input);
     flow.replay("net", &sieve).buckets([LEN]).at_start();
@@ -249,7 +250,7 @@ on_both!(a_sections_graph_can_be_launched_by_itself, async |device: Device| {
     let read = flow.add("read", SendThese(own(&device, ROWS)));
     let one = flow.add("one", AddOne).on(&device);
     let collect = flow.add("collect", Collect(seen.clone()));
-    let hub = Hub::bounded(2).envelope_bytes(4 * LEN);
+    let hub = HubOptions::bounded(2).envelope_bytes(4 * LEN);
     flow.connect_with(read.output, one.input, hub);
     flow.connect_with(one.output, collect.input, hub);
     let inspected = graphs.clone();
@@ -271,7 +272,7 @@ async fn a_device_lost_at_an_open_end_is_the_flows_error() {
         let read = flow.add("read", SendEach::new(batches(&[8, 3, 8], 0)));
         let one = flow.add("one", Increment).on(&device);
         let collect = flow.add("collect", Collect(shared()));
-        let hub = Hub::bounded(1).envelope_bytes(4 * LEN);
+        let hub = HubOptions::bounded(1).envelope_bytes(4 * LEN);
         flow.connect_with(read.output, one.input, hub);
         flow.connect_with(one.output, collect.input, hub);
         flow.replay("net", &one).buckets([LEN]).at_start();

@@ -140,7 +140,7 @@ async fn an_operator_that_waits_for_room_in_its_own_ingress_is_a_stall() {
             }
         }),
     );
-    let ingress = flow.ingress_with("in", echo.input, Hub::bounded(2));
+    let ingress = flow.ingress_with("in", echo.input, HubOptions::bounded(2));
     feed.set(ingress.clone()).unwrap();
     let running = flow.spawn().unwrap();
     within(ingress.send(2)).await.unwrap();

@@ -250,7 +250,7 @@ fn e4_stop_drains_operators_on_their_own_threads() {
             }),
         );
         let sink = sink.on_own_thread();
-        flow.connect_with(endless.output, sink.input, Hub::bounded(4));
+        flow.connect_with(endless.output, sink.input, HubOptions::bounded(4));
         let running = flow.spawn().unwrap();
         until("it runs", || taken.load(Ordering::SeqCst) > 20).await;
         running.stop();
@@ -549,7 +549,7 @@ on_both!(e4_the_device_is_available_on_an_own_thread, async |device: Device| {
     let second = flow.add("second", Increment).on(&device).on_own_thread();
     let third = flow.add("third", Increment).on(&device);
     let consume = flow.add("consume", Collect(seen.clone())).on_own_thread();
-    flow.connect_with(produce.output, first.input, Hub::bounded(2).envelope_bytes(256));
+    flow.connect_with(produce.output, first.input, HubOptions::bounded(2).envelope_bytes(256));
     flow.connect(first.output, second.input);
     flow.connect(second.output, third.input);
     flow.connect(third.output, consume.input);

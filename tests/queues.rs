@@ -41,8 +41,8 @@ async fn q1(capacity: usize) {
             ready(Ok(()))
         }),
     );
-    flow.connect_with(source.output, middle.input, Hub::bounded(capacity));
-    flow.connect_with(middle.output, sink.input, Hub::bounded(capacity));
+    flow.connect_with(source.output, middle.input, HubOptions::bounded(capacity));
+    flow.connect_with(middle.output, sink.input, HubOptions::bounded(capacity));
     let began = Instant::now();
     let report = within(flow.run()).await.unwrap();
     eprintln!("{MANY} messages through two hubs of {capacity}: {:?}", began.elapsed());
@@ -92,7 +92,7 @@ async fn q1_a_slow_reader_blocks_the_source() {
             .boxed()
         }),
     );
-    flow.connect_with(source.output, slow.input, Hub::bounded(5));
+    flow.connect_with(source.output, slow.input, HubOptions::bounded(5));
     let running = flow.spawn().unwrap();
     until("the queue is full", || census.live() == 5).await;
     // With one thread, this lets the source send as much as it can.
@@ -113,9 +113,9 @@ on_both!(q6_the_flow_drains_after_its_source_has_ended, async |device: Device| {
     let second = flow.add("second", Increment).on(&device);
     let third = flow.add("third", Increment).on(&device);
     let consume = flow.add("consume", Collect(seen.clone()));
-    flow.connect_with(produce.output, first.input, Hub::bounded(4).envelopes(6).envelope_bytes(64));
+    flow.connect_with(produce.output, first.input, HubOptions::bounded(4).envelopes(6).envelope_bytes(64));
     flow.connect(first.output, second.input);
-    flow.connect_with(second.output, third.input, Hub::bounded(3));
+    flow.connect_with(second.output, third.input, HubOptions::bounded(3));
     flow.connect(third.output, consume.input);
     let report = flow.run().await.unwrap();
     let wanted: Vec<_> = (0..100).map(|n| vec![n + 3; 16]).collect();
@@ -178,8 +178,8 @@ async fn q6_two_inputs(pause: bool, capacity: usize) {
     let passing = flow.add("passing", pass_on::<Counted>());
     let pair = flow.add("pair", Pair(seen.clone()));
     flow.connect(short.output, pair.left);
-    flow.connect_with(endless.output, passing.input, Hub::bounded(capacity));
-    flow.connect_with(passing.output, pair.right, Hub::bounded(capacity));
+    flow.connect_with(endless.output, passing.input, HubOptions::bounded(capacity));
+    flow.connect_with(passing.output, pair.right, HubOptions::bounded(capacity));
     // The flow is not stopped: the end of `short` ends `pair`, which ends `passing` and `endless`.
     let report = within(flow.run()).await.unwrap();
     assert_eq!(*lock(&seen), [(0, 0), (1, 1), (2, 2)]);
@@ -248,7 +248,7 @@ async fn q6_untaken_messages_are_counted() {
             .boxed()
         }),
     );
-    flow.connect_with(write.output, read.input, Hub::bounded(5));
+    flow.connect_with(write.output, read.input, HubOptions::bounded(5));
     let report = within(flow.run()).await.unwrap();
     assert_eq!(report.untaken, 3);
     assert!(report.to_string().contains("3 never taken"), "{report}");
@@ -378,7 +378,7 @@ async fn q8_a_stall_names_each_waiting_operator_and_its_wait() {
         }),
     );
     let pair = flow.add("pair", Pair(shared()));
-    flow.connect_with(split.left, pair.left, Hub::bounded(2));
+    flow.connect_with(split.left, pair.left, HubOptions::bounded(2));
     flow.connect(split.right, pair.right);
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
@@ -413,7 +413,7 @@ async fn q8_room_for_two_that_never_becomes_available_is_a_stall() {
     let mut flow = Flow::new("q8");
     let make = flow.add("make", RoomForTwo);
     let keeps = flow.add("keeps", keep::<Envelope<u32>>(&kept));
-    flow.connect_with(make.output, keeps.input, Hub::bounded(2).envelopes(2));
+    flow.connect_with(make.output, keeps.input, HubOptions::bounded(2).envelopes(2));
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
     let text = error.to_string();
@@ -468,7 +468,7 @@ async fn q6_the_last_batch_may_be_incomplete_but_waits_for_pending_copies() {
         }),
     );
     let drain = drain.on(&device);
-    flow.connect_with(make.output, pairs.input, Hub::bounded(2).envelopes(2).envelope_bytes(4));
+    flow.connect_with(make.output, pairs.input, HubOptions::bounded(2).envelopes(2).envelope_bytes(4));
     flow.connect(pairs.output, drain.input);
     let running = flow.spawn().unwrap();
     until("the writer has ended", || running.status()[0].status == Status::Never).await;
@@ -674,7 +674,7 @@ async fn q7_a_cycle_that_cannot_begin_is_an_error() {
     let source = flow.add("source", source(move || ready(Ok(numbers.next()))));
     let either = flow.add("either", Either);
     flow.connect(source.output, either.either);
-    flow.connect_with(either.forth, either.either, Hub::bounded(2));
+    flow.connect_with(either.forth, either.either, HubOptions::bounded(2));
     let report = within(flow.run()).await.unwrap();
     assert_eq!(report.operator("either").unwrap().runs, 4);
 }
@@ -686,14 +686,14 @@ async fn q8_the_check_reports_the_capacity_and_the_inputs_of_each_cycle() {
     let either = flow.add("either", Either);
     let back = flow.add("back", pass_on::<u32>());
     flow.connect(numbers.output, either.either);
-    flow.connect_with(either.forth, back.input, Hub::bounded(4));
+    flow.connect_with(either.forth, back.input, HubOptions::bounded(4));
     flow.connect(back.output, either.either);
     // Not a cycle: the responses leave the flow.
     let double = flow.add("double", pass_on::<u32>());
     let _service = flow.service("service", double.input, double.output);
     let dead = flow.add("dead", pass_on::<u32>());
     let ends = flow.add("ends", pass_on::<u32>());
-    flow.connect_with(dead.output, ends.input, Hub::drop_oldest(2));
+    flow.connect_with(dead.output, ends.input, HubOptions::drop_oldest(2));
     flow.connect(ends.output, dead.input);
     let checked = flow.check().unwrap();
     assert_eq!(
@@ -766,8 +766,8 @@ async fn q8_the_check_reports_how_many_envelopes_a_source_can_put_into_a_cycle()
         if copies {
             back = back.on(&device);
         }
-        flow.connect_with(blanks.numbers, merge.either, Hub::bounded(2).envelopes(envelopes));
-        flow.connect_with(merge.forth, back.input, Hub::bounded(4));
+        flow.connect_with(blanks.numbers, merge.either, HubOptions::bounded(2).envelopes(envelopes));
+        flow.connect_with(merge.forth, back.input, HubOptions::bounded(4));
         flow.connect(back.output, merge.either);
         let text = flow.check().unwrap().to_string();
         let expected = format!(

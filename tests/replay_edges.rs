@@ -2,7 +2,7 @@
 
 use common::*;
 use futures::{FutureExt, future::BoxFuture};
-use wakeline::{flow::Added, operator::MapHandles, prelude::*};
+use wakeline::{Stream, flow::Added, operator::MapHandles, prelude::*};
 
 /// left += right
 #[kernel(unsafe(cuda = "kernels/add_to.cu"))]
@@ -69,7 +69,7 @@ async fn run_chain<O: Operator<Ports = Io>>(
     let first = flow.add("first", AddOne).on(device);
     let one = flow.add("one", one).on(device);
     let collect = flow.add("collect", Collect(seen.clone()));
-    let hub = Hub::bounded(1).envelope_bytes(4096);
+    let hub = HubOptions::bounded(1).envelope_bytes(4096);
     flow.connect_with(read.output, first.input, hub);
     flow.connect_with(first.output, one.input, hub);
     flow.connect_with(one.output, collect.input, hub);
@@ -290,9 +290,9 @@ on_both!(an_operator_may_send_a_buffer_larger_than_its_hubs_envelopes, async |de
         let one = flow.add("one", own).on(&device);
         let two = flow.add("two", Increment).on(&device);
         let collect = flow.add("collect", Collect(seen.clone()));
-        let hub = Hub::bounded(1).envelope_bytes(4096);
+        let hub = HubOptions::bounded(1).envelope_bytes(4096);
         flow.connect_with(read.output, one.input, hub);
-        flow.connect_with(one.output, two.input, Hub::bounded(1).envelope_bytes(16));
+        flow.connect_with(one.output, two.input, HubOptions::bounded(1).envelope_bytes(16));
         flow.connect_with(two.output, collect.input, hub);
         if replay {
             flow.replay("net", &one);
@@ -331,7 +331,7 @@ on_both!(a_section_may_have_no_output, async |device: Device| {
     let read = flow.add("read", SendEach::new((0..5).map(|n| (0..16).map(|at| at + 100 * n).collect())));
     let one = flow.add("one", AddOne).on(&device);
     let adds = flow.add("adds", Adds(Buffer::from_slice(&stream, &[5; 16]).unwrap())).on(&device);
-    let hub = Hub::bounded(1).envelope_bytes(4096);
+    let hub = HubOptions::bounded(1).envelope_bytes(4096);
     flow.connect_with(read.output, one.input, hub);
     flow.connect_with(one.output, adds.input, hub);
     flow.replay("net", (&one, &adds));
@@ -437,7 +437,7 @@ on_both!(metadata_takes_the_same_path_as_its_message, async |device: Device| {
         let sum = flow.add("sum", Sum).on(&device).merge_metadata(wakeline::hub::MergePolicy::Reject);
         let first = flow.add("first", Names(seen[0].clone()));
         let second = flow.add("second", Names(seen[1].clone()));
-        let hub = Hub::bounded(1).envelope_bytes(64);
+        let hub = HubOptions::bounded(1).envelope_bytes(64);
         flow.connect_with(one.output, both.input, hub);
         flow.connect_with(two.output, sum.left, hub);
         flow.connect(both.more, sum.right);
@@ -496,7 +496,7 @@ on_both!(a_loop_may_go_through_a_section, async |device: Device| {
     let one = flow.add("one", Increment).on(&device);
     let two = flow.add("two", Increment).on(&device);
     let collect = flow.add("collect", Collect(seen.clone()));
-    let hub = Hub::bounded(1).envelope_bytes(4096);
+    let hub = HubOptions::bounded(1).envelope_bytes(4096);
     flow.connect_with(read.output, round.input, hub);
     flow.connect(round.forth, one.input);
     flow.connect(one.output, two.input);
@@ -521,7 +521,7 @@ on_both!(a_service_answers_through_a_section, async |device: Device| {
     let one = flow.add("one", AddOne).on(&device);
     let two = flow.add("two", Increment).on(&device);
     let back = flow.add("back", map(async |x: Envelope<u32>| x.read().await.map(<[u32]>::to_vec)));
-    let hub = Hub::bounded(2).envelope_bytes(4096);
+    let hub = HubOptions::bounded(2).envelope_bytes(4096);
     flow.connect(forth.output, one.input);
     flow.connect_with(one.output, two.input, hub);
     flow.connect_with(two.output, back.input, hub);
@@ -567,7 +567,7 @@ on_both!(a_flow_that_is_aborted_or_dropped_during_a_blocked_replay_releases_all_
         let read = flow.add("read", SendEach::new(batches(&[2; 40])));
         let one = flow.add("one", adds).on(&device);
         let collect = flow.add("collect", Collect(shared()));
-        let hub = Hub::bounded(2).envelope_bytes(4096);
+        let hub = HubOptions::bounded(2).envelope_bytes(4096);
         flow.connect_with(read.output, one.input, hub);
         flow.connect_with(one.output, collect.input, hub);
         flow.replay("net", &one).at_start().buckets([2]).rows(one.input, ROW);
@@ -602,7 +602,7 @@ async fn a_capture_waits_for_memory_that_streams_still_use() {
     let one = flow.add("one", AddOne).on(&device);
     let two = flow.add("two", AddOne).on(&device);
     let collect = flow.add("collect", Collect(seen.clone()));
-    let hub = Hub::bounded(1).envelopes(1).envelope_bytes(8192);
+    let hub = HubOptions::bounded(1).envelopes(1).envelope_bytes(8192);
     flow.connect_with(read.output, one.input, hub);
     flow.connect_with(one.output, two.input, hub);
     flow.connect_with(two.output, collect.input, hub);
@@ -671,7 +671,7 @@ on_both!(a_section_pauses_and_resumes_with_its_flow, async |device: Device| {
     let one = flow.add("one", AddOne).on(&device);
     let two = flow.add("two", Increment).on(&device);
     let collect = flow.add("collect", Collect(seen.clone()));
-    let hub = Hub::bounded(1).envelope_bytes(4096);
+    let hub = HubOptions::bounded(1).envelope_bytes(4096);
     flow.connect_with(read.output, one.input, hub);
     flow.connect_with(one.output, two.input, hub);
     flow.connect_with(two.output, collect.input, hub);
@@ -699,7 +699,7 @@ async fn a_local_flow_replays_sections() {
     let read = flow.add("read", SendEach::new(batches(&[2, 2, 1, 2])));
     let one = flow.add("one", AddOne).on(&device);
     let collect = flow.add("collect", Collect(seen.clone()));
-    let hub = Hub::bounded(1).envelope_bytes(4096);
+    let hub = HubOptions::bounded(1).envelope_bytes(4096);
     flow.connect_with(read.output, one.input, hub);
     flow.connect_with(one.output, collect.input, hub);
     flow.replay("net", &one);
@@ -757,7 +757,7 @@ fn a_bucket_larger_than_any_memory_is_reported_before_the_flow_runs() {
     let read = flow.add("read", SendEach::new(batches(&[1])));
     let one = flow.add("one", Increment).on(&device);
     let collect = flow.add("collect", Collect(shared()));
-    flow.connect_with(read.output, one.input, Hub::bounded(1).envelope_bytes(64));
+    flow.connect_with(read.output, one.input, HubOptions::bounded(1).envelope_bytes(64));
     flow.connect(one.output, collect.input);
     flow.replay("net", &one).buckets([1, usize::MAX / 8]).rows(one.input, ROW);
     let error = flow.check().unwrap_err().to_string();

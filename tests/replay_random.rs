@@ -457,7 +457,7 @@ impl Built {
                     (_, 1) => place!(Join(step), [left, right], [one]),
                     _ => place!(Cross(step), [left, right], [one, other]),
                 };
-            let hub = Hub::bounded(planned.capacity).envelope_bytes(BYTES);
+            let hub = HubOptions::bounded(planned.capacity).envelope_bytes(BYTES);
             for (input, from) in ins.iter().zip(&planned.inputs) {
                 let output = outputs[*from].take().unwrap();
                 if planned.also_read && *from == planned.inputs[0] {
@@ -476,7 +476,7 @@ impl Built {
             let Some(output) = output else { continue };
             received.push(shared());
             let reads = flow.add(format!("reads {at}"), Reader(received[received.len() - 1].clone()));
-            flow.connect_with(output, reads.input, Hub::bounded(2).envelope_bytes(BYTES));
+            flow.connect_with(output, reads.input, HubOptions::bounded(2).envelope_bytes(BYTES));
         }
         for (number, planned) in plan.sections.iter().enumerate().filter(|_| replayed) {
             let members: Vec<_> = planned.members.iter().filter_map(|at| added[*at].take()).collect();

@@ -24,7 +24,7 @@ where
 {
     let mut flow = Flow::new("e1");
     let only = flow.add("only", operator);
-    let service = flow.service_with("service", only.input, only.output, Hub::bounded(capacity));
+    let service = flow.service_with("service", only.input, only.output, HubOptions::bounded(capacity));
     (flow, service)
 }
 
@@ -61,7 +61,7 @@ on_both!(e1_each_caller_gets_the_response_to_its_request, async |device: Device|
     let first = flow.add("first", Increment).on(&device);
     let second = flow.add("second", Increment).on(&device);
     flow.connect(first.output, second.input);
-    let hub = Hub::bounded(2).envelopes(3).envelope_bytes(64);
+    let hub = HubOptions::bounded(2).envelopes(3).envelope_bytes(64);
     let service = flow.service_with("service", first.input, second.output, hub);
     is_sync(&service);
     let running = flow.spawn().unwrap();
@@ -255,7 +255,7 @@ async fn e1_a_batch_needs_replies_to_match_its_responses() {
     for uses_replies in [true, false] {
         let mut flow = Flow::new("e1");
         let batch = flow.add("batch", Batch { uses_replies });
-        let service = flow.service_with("service", batch.input, batch.output, Hub::bounded(4));
+        let service = flow.service_with("service", batch.input, batch.output, HubOptions::bounded(4));
         let running = flow.spawn().unwrap();
         let answers = within(join_all((0..8).map(|n| service.ask(n)))).await;
         for (n, answer) in answers.into_iter().enumerate() {
@@ -428,7 +428,7 @@ async fn e1_a_message_sent_in_after_is_the_response() {
     let device = emulated();
     let mut flow = Flow::new("e1");
     let after = flow.add("after", AnswersAfter { result: None }).on(&device);
-    let hub = Hub::bounded(1).envelope_bytes(64);
+    let hub = HubOptions::bounded(1).envelope_bytes(64);
     let service = flow.service_with("service", after.input, after.output, hub);
     let running = flow.spawn().unwrap();
     for n in 0..5 {
@@ -638,7 +638,7 @@ async fn e1_a_lost_device_fails_all_requests() {
         }),
     );
     flow.connect(first.output, read.input);
-    let hub = Hub::bounded(2).envelope_bytes(256);
+    let hub = HubOptions::bounded(2).envelope_bytes(256);
     let service = flow.service_with("service", first.input, read.output, hub);
     let running = flow.spawn().unwrap();
     let ask = |n: u32| {
@@ -674,7 +674,7 @@ async fn e1_clients_that_give_up_mix_no_responses_and_leak_no_slots() {
         let first = flow.add("first", double());
         let second = flow.add("second", pass_on::<u32>());
         flow.connect(first.output, second.input);
-        let service = flow.service_with("service", first.input, second.output, Hub::bounded(capacity)).limit(20);
+        let service = flow.service_with("service", first.input, second.output, HubOptions::bounded(capacity)).limit(20);
         let running = flow.spawn().unwrap();
         let client = |client: u32| {
             let service = service.clone();

@@ -146,7 +146,7 @@ async fn e1_callers_get_the_kind_and_the_log_has_the_details() {
         lock(&LOG).clear();
         let mut flow = Flow::new("inner-flow");
         let inner = flow.add("inner-operator", Inner(how));
-        let service = flow.service_with("inner-service", inner.input, inner.output, Hub::bounded(2));
+        let service = flow.service_with("inner-service", inner.input, inner.output, HubOptions::bounded(2));
         let running = flow.spawn().unwrap();
         let (kind, in_error, times) = match how {
             How::Fails => (ErrorKind::Operator, true, 1),
@@ -190,9 +190,9 @@ fn on_device(device: &Device) -> (Running, Service<Envelope<u32>, u32>, Ingress<
     let other = flow.add("other", sink(|_: Envelope<u32>| ready(Ok(()))));
     flow.connect(inner.output, read.input);
     // One envelope on each side.
-    let requests = Hub::bounded(1).envelopes(1).envelope_bytes(64);
+    let requests = HubOptions::bounded(1).envelopes(1).envelope_bytes(64);
     let service = flow.service_with("inner-service", inner.input, read.output, requests);
-    let ingress = flow.ingress_with("inner-ingress", other.input, Hub::bounded(1).envelope_bytes(64));
+    let ingress = flow.ingress_with("inner-ingress", other.input, HubOptions::bounded(1).envelope_bytes(64));
     (flow.spawn().unwrap(), service, ingress)
 }
 
@@ -251,7 +251,7 @@ async fn e1_callers_get_no_compiler_log() {
     let device = cuda_without_kernels();
     let mut flow = Flow::new("inner-flow");
     let inner = flow.add("inner-operator", DoesNotCompile).on(&device);
-    let hub = Hub::bounded(1).envelope_bytes(64);
+    let hub = HubOptions::bounded(1).envelope_bytes(64);
     let service = flow.service_with("inner-service", inner.input, inner.output, hub);
     let running = flow.spawn().unwrap();
     let call = async {
@@ -443,7 +443,7 @@ async fn e1_an_envelope_in_a_response_leaks_no_names() {
 fn own_flow() -> (Running, Ingress<Envelope<u32>>, Egress<Envelope<u32>>) {
     let mut flow = Flow::new("own");
     let pass = flow.add("pass", pass_on::<Envelope<u32>>());
-    let to = flow.ingress_with("to", pass.input, Hub::bounded(1).envelope_bytes(64));
+    let to = flow.ingress_with("to", pass.input, HubOptions::bounded(1).envelope_bytes(64));
     let from = flow.egress("from", pass.output);
     (flow.spawn().unwrap(), to, from)
 }
@@ -550,7 +550,7 @@ async fn e1_a_request_that_cannot_be_copied_fails_no_other_caller() {
         let mut flow = Flow::new("inner-flow");
         let inner = flow.add("inner-operator", map(async |all: Vec<Envelope<u8>>| Ok(all.len())));
         let inner = if on_device { inner.on(&own) } else { inner };
-        let hub = Hub::bounded(2).envelope_bytes(16).envelopes(3);
+        let hub = HubOptions::bounded(2).envelope_bytes(16).envelopes(3);
         let service = flow.service_with("inner-service", inner.input, inner.output, hub);
         let running = flow.spawn().unwrap();
         let elsewhere = |device: &Device| {

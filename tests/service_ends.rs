@@ -33,7 +33,7 @@ async fn yields(mut count: usize) {
 }
 
 /// Two operators on a device and one that reads the result on the host.
-fn serving(device: &Device, requests: Hub) -> (Flow, Service<Envelope<u32>, u32>) {
+fn serving(device: &Device, requests: HubOptions) -> (Flow, Service<Envelope<u32>, u32>) {
     let mut flow = Flow::new("ends");
     let first = flow.add("first", Increment).on(device);
     let second = flow.add("second", Increment).on(device);
@@ -75,7 +75,7 @@ async fn run_one(seed: u64, simulation: &Simulation) -> (End, usize) {
     let trap = if end == End::Lost { rng.random_range(1..=2 * u64::from(ALL)) } else { u64::MAX };
     let faults = Faults::new().trap_kernel("increment", trap);
     let device = Device::simulated(simulation, Emulated::new().faults(faults)).race_checked();
-    let requests = Hub::bounded(rng.random_range(1..4)).envelopes(rng.random_range(1..4));
+    let requests = HubOptions::bounded(rng.random_range(1..4)).envelopes(rng.random_range(1..4));
     let (flow, service) = serving(&device, requests);
     let handle = service.clone();
     let calls = join_all((0..ALL).map(|n| {
@@ -224,7 +224,7 @@ impl Operator for Respond {
 async fn e1_callers_that_hold_their_answers_hold_up_no_others() {
     let mut flow = Flow::new("ends");
     let respond = flow.add("respond", Respond);
-    let service = flow.service_with("service", respond.input, respond.output, Hub::bounded(8)).limit(8);
+    let service = flow.service_with("service", respond.input, respond.output, HubOptions::bounded(8)).limit(8);
     let running = flow.spawn().unwrap();
     let mut held = Vec::new();
     for n in 0..20 {
@@ -248,7 +248,7 @@ async fn e1_callers_that_hold_their_answers_hold_up_no_others() {
 async fn e1_stop_answers_requests_behind_callers_that_keep_their_responses() {
     let mut flow = Flow::new("ends");
     let respond = flow.add("respond", Respond);
-    let service = flow.service_with("service", respond.input, respond.output, Hub::bounded(8));
+    let service = flow.service_with("service", respond.input, respond.output, HubOptions::bounded(8));
     let running = flow.spawn().unwrap();
     let (release, released) = tokio::sync::watch::channel(false);
     let callers: Vec<_> = (0..4)
@@ -363,7 +363,7 @@ async fn e1_a_message_taken_in_after_keeps_the_runs_caller() {
 async fn e1_a_stopped_flow_admits_no_request() {
     let mut flow = Flow::new("ends");
     let add = flow.add("add", map(async |n: u32| Ok(n + 1)));
-    let mut service = flow.service_with("service", add.input, add.output, Hub::bounded(8));
+    let mut service = flow.service_with("service", add.input, add.output, HubOptions::bounded(8));
     let running = flow.spawn().unwrap();
     assert_eq!(within(service.ask(1)).await.unwrap(), 2);
     within(service.ready()).await.unwrap();

@@ -96,7 +96,7 @@ impl Operator for RecordCallers {
     }
 }
 
-fn counting(first: First, requests: Hub) -> (Flow, Service<u32, u64>, Arc<AtomicUsize>) {
+fn counting(first: First, requests: HubOptions) -> (Flow, Service<u32, u64>, Arc<AtomicUsize>) {
     let most = Arc::new(AtomicUsize::new(0));
     let mut flow = Flow::new("loops");
     let count = flow.add("count", Count { first, started: false });
@@ -110,7 +110,7 @@ fn counting(first: First, requests: Hub) -> (Flow, Service<u32, u64>, Arc<Atomic
 #[tokio::test]
 async fn e1_state_in_a_cycle_forgets_answered_callers() {
     for first in [First::State, First::Request] {
-        let (flow, service, most) = counting(first, Hub::default());
+        let (flow, service, most) = counting(first, HubOptions::default());
         let running = flow.spawn().unwrap();
         for n in 1..=4000_u64 {
             assert_eq!(within(service.ask(1)).await.unwrap(), n);
@@ -125,7 +125,7 @@ async fn e1_state_in_a_cycle_forgets_answered_callers() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn e1_state_in_a_cycle_forgets_callers_that_gave_up() {
     const CLIENTS: u32 = 24;
-    let (flow, service, most) = counting(First::State, Hub::bounded(4));
+    let (flow, service, most) = counting(First::State, HubOptions::bounded(4));
     let running = flow.spawn().unwrap();
     let client = |client: u32| {
         let service = service.clone();
@@ -221,7 +221,7 @@ async fn e1_a_combined_message_keeps_all_waiting_callers() {
     let pair = flow.add("pair", Pair);
     let refuse = flow.add("refuse", Refuse(Arc::default()));
     flow.connect(pair.output, refuse.input);
-    let service = flow.service_with("service", pair.input, refuse.output, Hub::bounded(2));
+    let service = flow.service_with("service", pair.input, refuse.output, HubOptions::bounded(2));
     let running = flow.spawn().unwrap();
     for answer in within(join_all((0..10).map(|n| service.ask(n)))).await {
         assert_eq!(answer.unwrap_err().to_string(), "refused, 2 of you");
@@ -311,7 +311,7 @@ impl Spans {
 async fn e5_state_in_a_cycle_keeps_no_old_spans() {
     let (_turn, spans) = counting_spans().await;
     for first in [First::State, First::Request] {
-        let (flow, service, _) = counting(first, Hub::default());
+        let (flow, service, _) = counting(first, HubOptions::default());
         let running = flow.spawn().unwrap();
         for n in 1..=500_u64 {
             let call = service.ask(1).instrument(info_span!("call"));

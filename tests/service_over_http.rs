@@ -24,7 +24,7 @@ use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use serde_json::Value;
 use tokio::net::TcpListener;
 use wakeline::{
-    Running,
+    Running, Stream,
     device::{Emulated, Faults},
     prelude::*,
 };

@@ -18,6 +18,7 @@ use std::{
 use futures::{FutureExt, poll};
 use tokio::time::sleep;
 use wakeline::{
+    Stream,
     condition::{Condition, Status},
     device::{Device, Emulated, Faults, Simulation},
     graph::Graph,
@@ -114,7 +115,7 @@ async fn chain(seed: u64, faults: Faults) -> (Result<Report>, Vec<u32>, Vec<Stri
             let sink = flow.add("sink", collect);
             flow.connect(source.numbers, a.numbers);
             flow.connect(a.incremented, b.numbers);
-            flow.connect_with(b.incremented, c.numbers, Hub::bounded(2));
+            flow.connect_with(b.incremented, c.numbers, HubOptions::bounded(2));
             flow.connect(c.incremented, sink.numbers);
             flow.run().await
         })

@@ -133,7 +133,7 @@ async fn one_flow(device: &Device, random: &mut StdRng) {
         let fails_at = if random.random_bool(0.2) { random.random_range(1..20) } else { u32::MAX };
         let pass = Pass { fails_at, panics: random.random_bool(0.5), seen: 0 };
         let pass = flow.add(format!("pass {at}"), pass).on(device);
-        flow.connect_with(from, pass.input, Hub::bounded(random.random_range(1..4)));
+        flow.connect_with(from, pass.input, HubOptions::bounded(random.random_range(1..4)));
         from = pass.output;
     }
     let end = flow.add("end", sink(async |numbers: Envelope<u32>| numbers.read().await.map(drop)));
@@ -348,7 +348,7 @@ fn q1_many_messages_in_constant_memory() {
         let mut flow = Flow::new("q1");
         let fill = flow.add("fill", Fill { next: 0, last });
         let drain = flow.add("drain", Drain { expected: 0, measured: measured.clone() });
-        flow.connect_with(fill.output, drain.input, Hub::bounded(64));
+        flow.connect_with(fill.output, drain.input, HubOptions::bounded(64));
         let report = flow.run().await.expect("no failure is planned");
         assert_eq!((report.operator("drain").unwrap().messages_in, report.untaken), (last, 0));
         assert!(report.operator("drain").unwrap().runs >= last / 66, "a run took more than the hub holds");

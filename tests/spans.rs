@@ -151,7 +151,7 @@ async fn check_spans_of_all_operators() {
     );
     flow.connect(first.output, second.input);
     flow.connect(second.output, last.input);
-    let messages = flow.ingress_with("messages", first.input, Hub::bounded(2).envelope_bytes(256));
+    let messages = flow.ingress_with("messages", first.input, HubOptions::bounded(2).envelope_bytes(256));
     let running = flow.spawn().unwrap();
     let send = |n: u32| {
         let messages = messages.clone();
@@ -236,7 +236,7 @@ async fn e5_a_run_over_several_messages_combines_their_spans() {
         }),
     );
     flow.connect(batch.output, after.input);
-    let service = flow.service_with("service", batch.input, after.output, Hub::bounded(3));
+    let service = flow.service_with("service", batch.input, after.output, HubOptions::bounded(3));
     let running = flow.spawn().unwrap();
     let call = |n: u32| {
         let service = service.clone();

@@ -64,7 +64,7 @@ fn add_loop(flow: &mut Flow, from: u32, which: &str) -> Arc<AtomicU64> {
     flow.connect(begin.output, junction.any);
     flow.connect(junction.forth, back.input);
     flow.connect(back.output, junction.any);
-    flow.connect_with(junction.seen, show.input, Hub::latest());
+    flow.connect_with(junction.seen, show.input, HubOptions::latest());
     ticks
 }
 
@@ -140,7 +140,7 @@ async fn q7_an_idle_loop_of_a_closed_service_beside_a_timer_ends() {
         let desk = flow.add("desk", Desk);
         let show = flow.add("show", sink(|_: u32| ready(Ok(())))).when(every(Duration::from_millis(20)));
         let service = flow.service("rounds", desk.any, desk.responses);
-        flow.connect(desk.back, [desk.any.with(Hub::bounded(4)), show.input.with(Hub::latest())]);
+        flow.connect(desk.back, [desk.any.with(HubOptions::bounded(4)), show.input.with(HubOptions::latest())]);
         let running = flow.spawn().unwrap();
         assert_eq!(within(service.ask(3)).await.unwrap(), 0);
         // While calls are possible, nothing ends.
@@ -190,7 +190,7 @@ async fn q7_an_idle_loop_ends_though_its_reader_has_queued_messages() {
         let beside = flow.add("beside", Beside(runs.clone()));
         let end = flow.add("end", sink(|_: u32| ready(Ok(()))));
         let ingress = flow.ingress("rounds", desk.any);
-        flow.connect(desk.back, [desk.any.with(Hub::bounded(4)), beside.newest.with(Hub::latest())]);
+        flow.connect(desk.back, [desk.any.with(HubOptions::bounded(4)), beside.newest.with(HubOptions::latest())]);
         flow.connect(desk.responses, end.input);
         flow.connect(ticks.output, beside.ticks);
         let running = flow.spawn().unwrap();
@@ -333,7 +333,7 @@ async fn q8_kept_envelopes_beside_a_timer_are_a_stall() {
             ready(Ok(()))
         }),
     );
-    flow.connect_with(fill.output, window.input, Hub::bounded(1).envelope_bytes(8));
+    flow.connect_with(fill.output, window.input, HubOptions::bounded(1).envelope_bytes(8));
     let tick = flow.add("tick", source(|| ready(Ok(Some(0_u8)))));
     let tick = tick.when(every(Duration::from_millis(20)));
     let log = flow.add("log", sink(|_: u8| ready(Ok(()))));
@@ -554,7 +554,7 @@ async fn an_ended_operator_that_had_refused_does_not_cause_endless_calls_of_may_
         let numbers = flow.add(format!("{name} numbers"), source(move || ready(Ok(numbers.next()))));
         let pairs = flow.add(format!("{name} pairs"), Pairs(Arc::default()));
         let first = flow.add(format!("{name} first"), First);
-        flow.connect_with(numbers.output, pairs.input, Hub::bounded(2));
+        flow.connect_with(numbers.output, pairs.input, HubOptions::bounded(2));
         flow.connect(pairs.output, first.input);
     }
     let error = within(flow.run()).await.unwrap_err();
@@ -705,7 +705,7 @@ async fn q8_an_optional_input_hides_no_deadlock() {
     });
     let own = flow.add("own", own);
     flow.connect(own.forth, own.back);
-    flow.connect_with(ticks.output, own.ticks, Hub::drop_oldest(1));
+    flow.connect_with(ticks.output, own.ticks, HubOptions::drop_oldest(1));
     let error = within(flow.run()).await.unwrap_err();
     assert!(error.is_stalled() && error.to_string().contains("`own` waits for 2 messages"), "{error}");
 }

@@ -81,8 +81,8 @@ on_both!(l5_operators_step_in_the_order_of_adding_and_copies_are_steps, async |d
     let produce = flow.add("produce", SendEach::new([vec![1_u32], vec![2]]));
     let add = flow.add("add", Increment).on(&device);
     let consume = flow.add("consume", Collect(seen.clone()));
-    flow.connect_with(produce.output, add.input, Hub::bounded(2).envelopes(2).envelope_bytes(4));
-    flow.connect_with(add.output, consume.input, Hub::bounded(2).envelopes(2));
+    flow.connect_with(produce.output, add.input, HubOptions::bounded(2).envelopes(2).envelope_bytes(4));
+    flow.connect_with(add.output, consume.input, HubOptions::bounded(2).envelopes(2));
     let steps = flow.steps().unwrap().log_to(log.clone());
     let mut steps = steps.log_hub_to("add.output -> consume.input", hub.clone()).unwrap();
     let made = remaining_steps(&mut steps).await;
@@ -142,7 +142,7 @@ on_both!(l5_a_step_waits_for_its_device_work, async |device: Device| {
     let produce = flow.add("produce", SendEach::new([vec![1_u32]]));
     let add = flow.add("add", IncrementOnHold { holds: holds.clone(), enqueued: enqueued.clone() }).on(&device);
     let consume = flow.add("consume", Collect(seen.clone()));
-    flow.connect_with(produce.output, add.input, Hub::bounded(1).envelope_bytes(4));
+    flow.connect_with(produce.output, add.input, HubOptions::bounded(1).envelope_bytes(4));
     flow.connect(add.output, consume.input);
     let mut steps = flow.steps().unwrap();
     assert_eq!(steps.next().await.unwrap().to_string(), "produce: run 1");
@@ -199,7 +199,7 @@ fn copies_to(device: &Device) -> Flow {
         }),
     );
     let end = flow.add("end", sink(async |_: Envelope<u8>| Ok(()))).on(device);
-    flow.connect_with(read.output, end.input, Hub::bounded(2).envelope_bytes(16));
+    flow.connect_with(read.output, end.input, HubOptions::bounded(2).envelope_bytes(16));
     flow
 }
 
@@ -364,7 +364,7 @@ async fn l5_operators_behind_an_idle_loop_are_stepped() {
     let (around, row) = (flow.add("loop", Loop), flow.add("row", Row));
     let end = flow.add("end", sink(async |_: u32| Ok(())));
     flow.connect(few.output, around.input);
-    flow.connect_with(around.back, around.input, Hub::bounded(4));
+    flow.connect_with(around.back, around.input, HubOptions::bounded(4));
     flow.connect(around.output, row.parts);
     flow.connect(many.output, row.parts);
     flow.connect(row.sums, end.input);
@@ -384,7 +384,7 @@ async fn l5_an_idle_or_stalled_loop_is_found_beside_an_ingress() {
     let (feed, around) = (flow.add("feed", numbers(3)), flow.add("loop", Loop));
     let end = flow.add("end", sink(async |_: u32| Ok(())));
     flow.connect(feed.output, around.input);
-    flow.connect_with(around.back, around.input, Hub::bounded(4));
+    flow.connect_with(around.back, around.input, HubOptions::bounded(4));
     let (mut egress, ingress) = (flow.egress("egress", around.output), flow.ingress("ingress", end.input));
     let forwards = tokio::spawn(async move {
         while let Some(number) = egress.recv().await {
@@ -404,7 +404,7 @@ async fn l5_an_idle_or_stalled_loop_is_found_beside_an_ingress() {
     let (around, print) = (flow.add("loop", Loop), flow.add("print", sink(async |_: u32| Ok(()))));
     let other = flow.add("other", sink(async |_: u32| Ok(())));
     flow.connect(feed.output, around.input);
-    flow.connect_with(around.back, around.input, Hub::bounded(1));
+    flow.connect_with(around.back, around.input, HubOptions::bounded(1));
     flow.connect(around.output, print.input);
     let kept = flow.ingress("ingress", other.input);
     let mut steps = flow.steps().unwrap();

@@ -15,7 +15,7 @@ use std::{
 use common::*;
 use futures::{FutureExt, future::BoxFuture};
 use wakeline::{
-    Inputs, StreamPool,
+    Inputs, Stream, StreamPool,
     device::{Emulated, Simulation},
     prelude::*,
     stream::{Event, Ticket},
@@ -336,7 +336,7 @@ on_both!(s3_an_envelope_carries_the_ticket_of_its_last_write, async |device: Dev
         .boxed()
     });
     let end = flow.add("end", end);
-    flow.connect_with(produce.output, work.input, Hub::default().envelope_bytes(64));
+    flow.connect_with(produce.output, work.input, HubOptions::default().envelope_bytes(64));
     flow.connect(work.output, pass.input);
     flow.connect(pass.output, end.input);
     flow.run().await.unwrap();
@@ -557,7 +557,7 @@ on_both!(s4_without_a_received_stream_the_default_one_is_used_and_none_is_sent, 
     let again = flow.add("again", again).on(&device);
     let numbers = shared();
     let consume = flow.add("consume", Collect(numbers.clone()));
-    flow.connect_with(produce.output, add.input, Hub::default().envelope_bytes(256));
+    flow.connect_with(produce.output, add.input, HubOptions::default().envelope_bytes(256));
     flow.connect(add.output, again.input);
     flow.connect(again.output, consume.input);
     flow.run().await.unwrap();
@@ -723,7 +723,7 @@ on_both!(s8_default_and_non_blocking_streams_in_one_flow, async |device: Device|
     let third = flow.add("third", Increment).on(&device).streams(&blocking);
     let last = flow.add("last", Increment).on(&device);
     let consume = flow.add("consume", Collect(seen.clone()));
-    flow.connect_with(produce.output, first.input, Hub::bounded(2).envelope_bytes(256));
+    flow.connect_with(produce.output, first.input, HubOptions::bounded(2).envelope_bytes(256));
     flow.connect(first.output, by_default.input);
     flow.connect(by_default.output, third.input);
     flow.connect(third.output, last.input);
@@ -748,7 +748,7 @@ async fn s4_borrowed_streams_work_in_many_interleavings() {
         let borrows = flow.add("borrows", Increment).on(&device).streams(&pool);
         let last = flow.add("last", Increment).on(&device).without_own_stream();
         let consume = flow.add("consume", Collect(seen.clone()));
-        flow.connect_with(produce.output, first.input, Hub::bounded(2).envelope_bytes(64));
+        flow.connect_with(produce.output, first.input, HubOptions::bounded(2).envelope_bytes(64));
         flow.connect(first.output, borrows.input);
         flow.connect(borrows.output, last.input);
         flow.connect(last.output, consume.input);
@@ -835,7 +835,7 @@ impl Operator for StreamPerMessage {
 #[tokio::test]
 async fn a_message_may_own_the_last_handle_of_its_stream() {
     for place in ["with a stream of its own", "without", "on the host"] {
-        for hub in [Hub::bounded(1), Hub::drop_oldest(1)] {
+        for hub in [HubOptions::bounded(1), HubOptions::drop_oldest(1)] {
             let device = emulated();
             let mut flow = Flow::new("f");
             let from = flow.add("from", StreamPerMessage { device: device.clone(), left: 20 });

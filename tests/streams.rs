@@ -11,7 +11,7 @@ use std::{
 use common::*;
 use futures::{FutureExt, executor::block_on};
 use wakeline::{
-    CompletionMode,
+    CompletionMode, Stream,
     device::{Emulated, Faults},
     memory::Allocator,
     prelude::*,
@@ -220,7 +220,7 @@ on_both!(m12_a_race_in_a_flow_names_the_operator, async |device: Device| {
         let add = flow.add("add", Increment).on(&device);
         let again = flow.add("again", Increment).on(&device);
         let consume = flow.add("consume", Collect(seen.clone()));
-        flow.connect_with(produce.output, add.input, Hub::default().envelope_bytes(256));
+        flow.connect_with(produce.output, add.input, HubOptions::default().envelope_bytes(256));
         flow.connect(add.output, again.input);
         flow.connect(again.output, consume.input);
         match flow.run().await {
@@ -262,7 +262,7 @@ async fn s6_an_operator_on_the_host_has_no_stream() {
     let produce = flow.add("produce", SendEach::new([vec![1_u32]]));
     let add = flow.add("add", Increment);
     let consume = flow.add("consume", Collect(shared()));
-    flow.connect_with(produce.output, add.input, Hub::default().envelope_bytes(4));
+    flow.connect_with(produce.output, add.input, HubOptions::default().envelope_bytes(4));
     flow.connect(add.output, consume.input);
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
@@ -280,7 +280,7 @@ async fn s6_two_emulated_devices_in_one_flow() {
     let again = flow.add("again", Increment).on(&two);
     let back = flow.add("back", Increment).on(&one);
     let consume = flow.add("consume", Collect(seen.clone()));
-    flow.connect_with(produce.output, add.input, Hub::default().envelope_bytes(128));
+    flow.connect_with(produce.output, add.input, HubOptions::default().envelope_bytes(128));
     flow.connect(add.output, again.input);
     flow.connect(again.output, back.input);
     flow.connect(back.output, consume.input);
@@ -429,7 +429,7 @@ on_both!(s1_operators_share_a_pool, async |device: Device| {
     let mut from = produce.output;
     for name in ["one", "two", "three"] {
         let add = flow.add(name, Increment).on(&device).streams(&pool);
-        flow.connect_with(from, add.input, Hub::default().envelope_bytes(256));
+        flow.connect_with(from, add.input, HubOptions::default().envelope_bytes(256));
         from = add.output;
     }
     let consume = flow.add("consume", Collect(seen.clone()));
@@ -454,7 +454,7 @@ async fn s1_a_pool_with_fewer_streams_than_operators_is_a_warning_at_the_start()
         let one = flow.add("one", Increment).on(&device).streams(&pool);
         let two = flow.add("two", Increment).on(&device).streams(&pool);
         let consume = flow.add("consume", Collect(shared()));
-        flow.connect_with(produce.output, one.input, Hub::default().envelope_bytes(16));
+        flow.connect_with(produce.output, one.input, HubOptions::default().envelope_bytes(16));
         flow.connect(one.output, two.input);
         flow.connect(two.output, consume.input);
         let running = flow.spawn().unwrap();

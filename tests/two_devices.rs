@@ -4,6 +4,7 @@ use std::{future::poll_fn, task::Poll};
 
 use common::*;
 use wakeline::{
+    Stream,
     device::{Emulated, Faults, Simulation},
     prelude::*,
     stream::Event,
@@ -18,7 +19,7 @@ async fn there_and_back(first: Device, second: Device) {
     let b = flow.add("b", Increment).on(&second);
     let c = flow.add("c", Increment).on(&first);
     let consume = flow.add("consume", Collect(seen.clone()));
-    flow.connect_with(produce.output, a.input, Hub::bounded(2).envelope_bytes(4000));
+    flow.connect_with(produce.output, a.input, HubOptions::bounded(2).envelope_bytes(4000));
     flow.connect(a.output, b.input);
     flow.connect(b.output, c.input);
     flow.connect(c.output, consume.input);
@@ -60,7 +61,7 @@ async fn a_missing_copy_path_between_devices_is_an_error_before_running() {
     let a = flow.add("a", Increment).on(&gpu);
     let b = flow.add("b", Increment).on(&emulated);
     let consume = flow.add("consume", Collect(shared::<Vec<u32>>()));
-    flow.connect_with(produce.output, a.input, Hub::bounded(1).envelope_bytes(4));
+    flow.connect_with(produce.output, a.input, HubOptions::bounded(1).envelope_bytes(4));
     flow.connect(a.output, b.input);
     flow.connect(b.output, consume.input);
     let error = flow.run().await.unwrap_err();

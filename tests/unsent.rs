@@ -83,7 +83,7 @@ async fn a_full_hub_gives_the_message_back_and_its_question_mark_says_so() {
         }),
     );
     let never = flow.add("never", task(|_: &mut SinkPorts<Job>, _| std::future::pending().boxed()));
-    flow.connect_with(send.output, never.input, Hub::bounded(1));
+    flow.connect_with(send.output, never.input, HubOptions::bounded(1));
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
     assert!(error.to_string().contains("no room for the message"), "{error}");
@@ -114,7 +114,7 @@ on_both!(a_failed_transfer_gives_the_envelope_back, |device: Device| async move 
     let send = flow.add("send", sends_too_much(&device, &back));
     let increment = flow.add("increment", Increment).on(&device);
     let collect = flow.add("collect", Collect(shared()));
-    flow.connect_with(send.output, increment.input, Hub::default().envelope_bytes(16));
+    flow.connect_with(send.output, increment.input, HubOptions::default().envelope_bytes(16));
     flow.connect(increment.output, collect.input);
     let error = flow.run().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage, "{error}");

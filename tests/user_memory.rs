@@ -14,7 +14,7 @@ use common::{
     within,
 };
 use futures::FutureExt;
-use wakeline::{device::Faults, memory::BufferState, prelude::*};
+use wakeline::{Stream, device::Faults, memory::BufferState, prelude::*};
 
 const LEN: usize = 4096;
 
@@ -64,7 +64,7 @@ on_both!(h6_a_mapped_file_becomes_an_envelope_and_is_returned, async |device: De
     let mut flow = Flow::new("mapped");
     let send = flow.add("send", Once(Some(Envelope::from(buffer))));
     let sum = flow.add("sum", Sum(seen.clone())).on(&device);
-    flow.connect_with(send.output, sum.input, Hub::default().envelope_bytes(LEN));
+    flow.connect_with(send.output, sum.input, HubOptions::default().envelope_bytes(LEN));
     within(flow.run()).await.unwrap();
     assert_eq!(*lock(&seen), [(LEN as u64 / 256) * (255 * 256 / 2)]);
     let map = within(wrapped.into_inner()).await.unwrap();
@@ -174,7 +174,7 @@ async fn h6_a_wrong_size_is_an_error() {
     let send = flow.add("send", Once(Some(large.into())));
     let add = flow.add("add", Increment).on(&device);
     let collect = flow.add("collect", Collect(seen.clone()));
-    flow.connect_with(send.output, add.input, Hub::default().envelope_bytes(128));
+    flow.connect_with(send.output, add.input, HubOptions::default().envelope_bytes(128));
     flow.connect(add.output, collect.input);
     let error = within(flow.run()).await.unwrap_err();
     assert!(error.to_string().contains("128"), "{error}");

@@ -56,7 +56,7 @@ fn hinted() -> Flow {
         }
     }
     let takes = flow.add("takes", Takes);
-    flow.connect_with(sends.output, takes.input, Hub::bounded(2));
+    flow.connect_with(sends.output, takes.input, HubOptions::bounded(2));
     flow.connect(sends.hints, takes.hints);
     flow
 }
@@ -201,7 +201,7 @@ async fn a_wait_that_stays_registered_hides_no_deadlock_and_no_idle_loop() {
     for deadlock in [true, false] {
         let mut flow = Flow::new("kept");
         let kept = flow.add("kept", KeepsWait { deadlock });
-        flow.connect_with(kept.output, kept.own, Hub::bounded(1));
+        flow.connect_with(kept.output, kept.own, HubOptions::bounded(1));
         // An operator that waits for a message during a run counts as waiting at all its inputs.
         let silent = Some(flow.ingress("silent", kept.other)).filter(|_| deadlock);
         let outcome = within(flow.run()).await;
@@ -263,7 +263,7 @@ async fn a_wait_cancelled_in_the_same_poll_does_not_count() {
         let mut flow = Flow::new("given up");
         let service = Arc::new(Mutex::new(None));
         let asks = flow.add("asks", Asks(waits, service.clone()));
-        flow.connect_with(asks.out, asks.own, Hub::bounded(1));
+        flow.connect_with(asks.out, asks.own, HubOptions::bounded(1));
         // Stays in its run in the case that waits for its message.
         let never = source(move || async move {
             if waits == Waits::ReceivesThenSends {
@@ -280,7 +280,7 @@ async fn a_wait_cancelled_in_the_same_poll_does_not_count() {
                 Ok(number)
             }),
         );
-        *service.lock().unwrap() = Some(flow.service_with("service", slow.input, slow.output, Hub::bounded(1)));
+        *service.lock().unwrap() = Some(flow.service_with("service", slow.input, slow.output, HubOptions::bounded(1)));
         let beside = flow.add("beside", sink(|_: u32| ready(Ok(()))));
         let held = flow.ingress("held", beside.input);
         let mut running = flow.spawn().unwrap();

@@ -189,7 +189,7 @@ async fn q8_an_operator_that_holds_all_blanks_and_waits_for_one_is_a_stall() {
         }),
     );
     let sink = flow.add("sink", sink(|_: Envelope<u8>| std::future::ready(Ok(()))));
-    flow.connect_with(greedy.output, sink.input, Hub::bounded(1).envelopes(2));
+    flow.connect_with(greedy.output, sink.input, HubOptions::bounded(1).envelopes(2));
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
     assert!(error.to_string().contains("`greedy` waits for a blank envelope"), "{error}");
@@ -660,10 +660,10 @@ async fn q8_a_wait_for_a_newer_setting_waits_for_its_writer() {
         });
         let uses = flow.add("uses", uses);
         match latest {
-            true => flow.connect_with(sets.output, uses.settings, Hub::latest()),
+            true => flow.connect_with(sets.output, uses.settings, HubOptions::latest()),
             false => flow.connect(sets.output, uses.settings),
         }
-        flow.connect_with(data.output, uses.data, Hub::bounded(1));
+        flow.connect_with(data.output, uses.data, HubOptions::bounded(1));
         flow.connect(uses.forth, uses.back);
         let outcome = within(flow.run()).await;
         assert!(outcome.is_ok(), "latest {latest}: {}", outcome.unwrap_err());

@@ -85,12 +85,12 @@ fn each(device: &Device, [few, many]: [u32; 2], replay: bool) -> Result<f64> {
     let steps: Vec<_> = (0..STAGES).map(|n| flow.add(format!("step {n}"), Step).on(device)).collect();
     let used = Arc::<Mutex<Vec<Duration>>>::default();
     let end = flow.add("end", End { seen: 0, at: [few, many], used: used.clone() }).on(device);
-    let hub = Hub::bounded(8).envelopes(16).envelope_bytes(ELEMENTS * size_of::<u32>());
+    let hub = HubOptions::bounded(8).envelopes(16).envelope_bytes(ELEMENTS * size_of::<u32>());
     flow.connect_with(feed.output, steps[0].input, hub);
     for two in steps.windows(2) {
-        flow.connect_with(two[0].output, two[1].input, Hub::bounded(8));
+        flow.connect_with(two[0].output, two[1].input, HubOptions::bounded(8));
     }
-    flow.connect_with(steps[STAGES - 1].output, end.input, Hub::bounded(8));
+    flow.connect_with(steps[STAGES - 1].output, end.input, HubOptions::bounded(8));
     if replay {
         flow.replay("steps", steps.iter().collect::<Vec<_>>()).buckets([ELEMENTS]).at_start();
     }

@@ -11,6 +11,7 @@ use half::f16;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use tokio::{runtime::Builder, task::JoinSet};
 use wakeline::{
+    Stream,
     graph::{Exec, Graph},
     prelude::*,
 };

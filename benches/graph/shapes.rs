@@ -15,6 +15,7 @@
 use std::{cell::RefCell, time::Instant};
 
 use wakeline::{
+    Stream,
     graph::{Exec, Graph},
     prelude::*,
     stream::Event,

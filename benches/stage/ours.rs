@@ -7,7 +7,7 @@ use std::{
 };
 
 use tokio::runtime::Runtime;
-use wakeline::{Running, kernel::Grid, prelude::*};
+use wakeline::{Running, Stream, kernel::Grid, prelude::*};
 
 use crate::{CAPACITY, ELEMENTS, ENVELOPES, STAGES, Streams, Watch, Window, allocations, step::step};
 
@@ -87,7 +87,7 @@ fn chain(device: &Device, streams: Streams, watch: &Arc<Watch>, number: usize) -
     };
     let mut flow = Flow::new(format!("chain {number}"));
     let feed = flow.add("feed", Feed).on(device);
-    let hub = Hub::bounded(CAPACITY);
+    let hub = HubOptions::bounded(CAPACITY);
     let mut from = feed.out;
     for at in 0..STAGES {
         let stage = flow.add(format!("stage {at}"), Stage(shared.clone())).on(device);

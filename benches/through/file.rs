@@ -71,7 +71,7 @@ async fn through(device: &Device, from: &Path, to: &Path) -> Result<f64> {
     let read = flow.add("read", ReadFile(File::open(from)?)).on_own_thread();
     let touch = flow.add("touch", Touch).on(device);
     let write = flow.add("write", WriteFile(File::create(to)?)).on_own_thread();
-    let hub = Hub::bounded(1).envelopes(ENVELOPES);
+    let hub = HubOptions::bounded(1).envelopes(ENVELOPES);
     flow.connect_with(read.output, touch.input, hub.envelope_bytes(CHUNK));
     flow.connect_with(touch.output, write.input, hub);
     Ok(seconds(&flow.run().await?))

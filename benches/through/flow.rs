@@ -59,7 +59,7 @@ pub(crate) async fn pass(devices: &[Device], total: usize, chunk: usize, envelop
         let feed = flow.add(format!("feed {at}"), Feed(total / chunk));
         let through = flow.add(format!("touch {at}"), Touch).on(device);
         let eat = flow.add(format!("eat {at}"), Eat);
-        let hub = Hub::bounded(envelopes).envelopes(envelopes);
+        let hub = HubOptions::bounded(envelopes).envelopes(envelopes);
         flow.connect_with(feed.output, through.input, hub.envelope_bytes(chunk));
         flow.connect_with(through.output, eat.input, hub);
     }

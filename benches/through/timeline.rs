@@ -140,7 +140,7 @@ async fn measure(device: &Device, bytes: usize, rounds: u32) -> Result<Vec<Stage
     let compute = flow.add("compute", Compute(0, rounds, clock.clone())).on(device);
     let arrive = flow.add("arrive", Arrive(0, clock.clone()));
     let consume = flow.add("consume", Consume(0, clock.clone()));
-    let hub = Hub::bounded(1).envelopes(ENVELOPES);
+    let hub = HubOptions::bounded(1).envelopes(ENVELOPES);
     flow.connect_with(produce.output, compute.input, hub.envelope_bytes(bytes));
     flow.connect_with(compute.output, arrive.input, hub);
     flow.connect(arrive.output, consume.input);

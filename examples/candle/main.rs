@@ -47,7 +47,7 @@ async fn run(device: &Device, normalise: impl Operator<Ports = MapPorts<Envelope
             Ok(())
         }),
     );
-    let bytes = Hub::default().envelope_bytes(2 * COLUMNS * size_of::<f32>());
+    let bytes = HubOptions::default().envelope_bytes(2 * COLUMNS * size_of::<f32>());
     flow.connect_with(rows.output, normalise.input, bytes.clone());
     flow.connect_with(normalise.output, check.input, bytes);
     flow.run().await?;

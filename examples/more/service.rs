@@ -122,10 +122,10 @@ pub(crate) async fn start(device: &Device, args: &Args) -> Result<(Router, Runni
     let load = flow.add("load", Load);
     let upper = flow.add("upper", Upper).on(device);
     let unload = flow.add("unload", map(async |text: Envelope<u8>| Ok(Bytes::copy_from_slice(text.read().await?))));
-    let envelopes = Hub::bounded(2).envelopes(4);
+    let envelopes = HubOptions::bounded(2).envelopes(4);
     flow.connect_with(load.loaded, upper.texts, envelopes.envelope_bytes(args.longest));
     flow.connect_with(upper.shouted, unload.input, envelopes);
-    let shout = flow.service_with("shout", load.texts, unload.output, Hub::bounded(args.places));
+    let shout = flow.service_with("shout", load.texts, unload.output, HubOptions::bounded(args.places));
     let running = flow.spawn()?;
     // Waits until kernels are compiled, so that no request is shed meanwhile; also reports a flow that does not start.
     if let Err(error) = shout.clone().ready().await {

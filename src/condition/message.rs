@@ -68,8 +68,8 @@ impl Need {
         match most {
             _ if least == 0 => Some("waits for 0 messages: wait for at least 1, or make the input `optional`".into()),
             _ if least > capacity && latest => Some(format!(
-                "waits for {least} messages, but `Hub::latest` holds only the newest one: wait for 1 message, or use \
-                 another hub, such as `Hub::bounded({least})`"
+                "waits for {least} messages, but `HubOptions::latest` holds only the newest one: wait for 1 message, or use \
+                 another hub, such as `HubOptions::bounded({least})`"
             )),
             _ if least > capacity => Some(format!(
                 "waits for {least} messages, but its queue holds at most {capacity}: give the hub a capacity of {least} \

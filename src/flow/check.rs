@@ -12,7 +12,7 @@ use crate::{
     condition::{self, PortFacts, PortId, Room, room_problem},
     device::Device,
     error::{Error, ErrorKind, Result, panic_message},
-    hub::{Hub, build::HubPlan},
+    hub::{HubOptions, build::HubPlan},
     operator::{PortDecl, PortKind},
     stream::StreamPool,
     sync::{lock, logged},
@@ -383,7 +383,7 @@ fn warn_of_small_pools(flow: &Flow) {
 }
 
 /// The hub of a connection: the settings of `connect_with` come first, then those of the ports' attributes.
-pub(super) fn wanted(flow: &Flow, connection: &Connection) -> Hub {
+pub(super) fn wanted(flow: &Flow, connection: &Connection) -> HubOptions {
     connection.hub.or(decl(flow, connection.to).hub).or(decl(flow, connection.from).hub)
 }
 

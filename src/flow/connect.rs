@@ -9,7 +9,7 @@ use crate::{
     condition::PortId,
     error::Result,
     hub::{
-        Fork, ForkFn, Hub, HubKind, HubOf, Message,
+        Fork, ForkFn, HubOptions, HubOptionsFor, Message, TypedHubOptions,
         build::{self, HubPlan},
         fan,
         view::HubView,
@@ -27,15 +27,15 @@ pub(super) type MakeLink = Arc<dyn Fn(HubPlan) -> Result<(ErasedEnd, ErasedEnd, 
 #[doc(hidden)]
 pub struct Target {
     pub(super) to: PortId,
-    pub(super) hub: Hub,
+    pub(super) hub: HubOptions,
     pub(super) make: MakeLink,
     /// The output may have several readers.
     pub(super) forks: bool,
 }
 
 impl Target {
-    fn new<M: Message>(input: InputHandle<M>, kind: HubKind<M>, fork: Option<ForkFn<M>>) -> Self {
-        let HubKind { hub, clone_latest } = kind;
+    fn new<M: Message>(input: InputHandle<M>, hub: TypedHubOptions<M>, fork: Option<ForkFn<M>>) -> Self {
+        let TypedHubOptions { options: hub, clone_latest } = hub;
         let make: MakeLink = Arc::new(move |plan| {
             let (sender, receiver, state) = build::build::<M>(plan, clone_latest)?;
             Ok((Box::new(fan::WriterEnd { sender, fork }), Box::new(receiver), state))
@@ -51,7 +51,7 @@ impl fmt::Debug for Target {
 }
 
 /// The possible targets of an output of `M`: an input, or several in an array, a tuple or a vector if `M` is [`Fork`].
-/// An input may have its own kind of hub, see [`InputHandle::with`].
+/// An input may have its own kind of hub, see [`InputHandle::with`]. Sealed: implemented for these types only.
 #[diagnostic::on_unimplemented(
     message = "an output of `{M}` cannot be connected to `{Self}`",
     label = "not an input of `{M}`, nor several",
@@ -59,15 +59,15 @@ impl fmt::Debug for Target {
             if the two are reversed, swap them"
 )]
 pub trait Targets<M: Message> {
-    /// `kind`: the kind of hub for inputs that have none of their own.
+    /// `hub`: the kind of hub for inputs that have none of their own.
     #[doc(hidden)]
-    fn targets(self, kind: HubKind<M>) -> Vec<Target>;
+    fn targets(self, hub: TypedHubOptions<M>) -> Vec<Target>;
 }
 
 /// An input and the kind of hub that connects it: see [`InputHandle::with`].
 pub struct Branch<M> {
     input: InputHandle<M>,
-    kind: Option<HubKind<M>>,
+    hub: Option<TypedHubOptions<M>>,
 }
 
 impl<M> InputHandle<M> {
@@ -75,62 +75,62 @@ impl<M> InputHandle<M> {
     /// several readers.
     ///
     /// ```
-    /// use wakeline::{Flow, Hub, operator::{sink, source}};
+    /// use wakeline::{Flow, HubOptions, operator::{sink, source}};
     ///
     /// # let mut flow = Flow::new("two");
     /// # let numbers = flow.add("numbers", source(|| std::future::ready(Ok(None::<u32>))));
     /// # let all = flow.add("all", sink(async |_: u32| Ok(())));
     /// # let some = flow.add("some", sink(async |_: u32| Ok(())));
-    /// flow.connect(numbers.output, (all.input, some.input.with(Hub::bounded(16))));
+    /// flow.connect(numbers.output, (all.input, some.input.with(HubOptions::bounded(16))));
     /// ```
     #[must_use]
-    pub fn with(self, hub: impl HubOf<M>) -> Branch<M>
+    pub fn with(self, hub: impl HubOptionsFor<M>) -> Branch<M>
     where
         M: Message,
     {
-        Branch { input: self, kind: Some(hub.kind()) }
+        Branch { input: self, hub: Some(hub.typed()) }
     }
 }
 
 impl<M> From<InputHandle<M>> for Branch<M> {
     fn from(input: InputHandle<M>) -> Self {
-        Self { input, kind: None }
+        Self { input, hub: None }
     }
 }
 
 impl<M> Branch<M> {
-    fn kind_or(self, kind: HubKind<M>) -> HubKind<M> {
-        self.kind.map_or(kind, |own| own.or(kind))
+    fn hub_or(self, hub: TypedHubOptions<M>) -> TypedHubOptions<M> {
+        self.hub.map_or(hub, |own| own.or(hub))
     }
 }
 
 impl<M: Fork> Branch<M> {
-    fn forked(self, kind: HubKind<M>) -> Target {
-        Target::new(self.input, self.kind_or(kind), Some(M::fork))
+    fn forked(self, hub: TypedHubOptions<M>) -> Target {
+        Target::new(self.input, self.hub_or(hub), Some(M::fork))
     }
 }
 
 impl<M: Message> Targets<M> for InputHandle<M> {
-    fn targets(self, kind: HubKind<M>) -> Vec<Target> {
-        vec![Target::new(self, kind, None)]
+    fn targets(self, hub: TypedHubOptions<M>) -> Vec<Target> {
+        vec![Target::new(self, hub, None)]
     }
 }
 
 impl<M: Message> Targets<M> for Branch<M> {
-    fn targets(self, kind: HubKind<M>) -> Vec<Target> {
-        vec![Target::new(self.input, self.kind_or(kind), None)]
+    fn targets(self, hub: TypedHubOptions<M>) -> Vec<Target> {
+        vec![Target::new(self.input, self.hub_or(hub), None)]
     }
 }
 
 impl<M: Fork, B: Into<Branch<M>>, const N: usize> Targets<M> for [B; N] {
-    fn targets(self, kind: HubKind<M>) -> Vec<Target> {
-        self.into_iter().map(|branch| branch.into().forked(kind)).collect()
+    fn targets(self, hub: TypedHubOptions<M>) -> Vec<Target> {
+        self.into_iter().map(|branch| branch.into().forked(hub)).collect()
     }
 }
 
 impl<M: Fork, B: Into<Branch<M>>> Targets<M> for Vec<B> {
-    fn targets(self, kind: HubKind<M>) -> Vec<Target> {
-        self.into_iter().map(|branch| branch.into().forked(kind)).collect()
+    fn targets(self, hub: TypedHubOptions<M>) -> Vec<Target> {
+        self.into_iter().map(|branch| branch.into().forked(hub)).collect()
     }
 }
 
@@ -138,9 +138,9 @@ macro_rules! tuples {
     ($($name:ident),*) => {
         impl<M: Fork, $($name: Into<Branch<M>>),*> Targets<M> for ($($name,)*) {
             #[allow(non_snake_case)]
-            fn targets(self, kind: HubKind<M>) -> Vec<Target> {
+            fn targets(self, hub: TypedHubOptions<M>) -> Vec<Target> {
                 let ($($name,)*) = self;
-                vec![$($name.into().forked(kind)),*]
+                vec![$($name.into().forked(hub)),*]
             }
         }
     };
@@ -164,6 +164,6 @@ impl<M> Copy for Branch<M> {}
 
 impl<M> fmt::Debug for Branch<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Branch").field("input", &self.input).field("hub", &self.kind.map(|kind| kind.hub)).finish()
+        f.debug_struct("Branch").field("input", &self.input).field("hub", &self.hub.map(|hub| hub.options)).finish()
     }
 }

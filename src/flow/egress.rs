@@ -32,7 +32,7 @@ use crate::{
     condition::{Condition, Status},
     error::Result,
     hub::{
-        Hub, Message,
+        HubOptions, Message,
         end_waker::Interest,
         external_guard::Boundary,
         queue::{Answer, Queue},
@@ -64,11 +64,16 @@ impl Flow {
     /// # }).unwrap();
     /// ```
     pub fn egress<M: Message>(&mut self, name: impl Into<String>, from: OutputHandle<M>) -> Egress<M> {
-        self.egress_with(name, from, Hub::default())
+        self.egress_with(name, from, HubOptions::default())
     }
 
     /// Like [`egress`](Self::egress), with this kind of hub between the output and the egress.
-    pub fn egress_with<M: Message>(&mut self, name: impl Into<String>, from: OutputHandle<M>, hub: Hub) -> Egress<M> {
+    pub fn egress_with<M: Message>(
+        &mut self,
+        name: impl Into<String>,
+        from: OutputHandle<M>,
+        hub: HubOptions,
+    ) -> Egress<M> {
         let exit = Arc::new(EgressShared::default());
         let queue = exit.queue();
         let added = self

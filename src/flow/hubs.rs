@@ -155,7 +155,7 @@ fn plan_of(
         None => {
             problem(format!(
                 "the size of its envelopes is not set, and `{}` receives none to pass on: set it with \
-                 `#[output(envelope_bytes = ..)]` or `Hub::envelope_bytes`",
+                 `#[output(envelope_bytes = ..)]` or `HubOptions::envelope_bytes`",
                 flow.entries[connection.from.operator].name
             ));
             None
@@ -166,7 +166,7 @@ fn plan_of(
         let writer = &flow.entries[connection.from.operator].name;
         problem(format!(
             "`{writer}` has {workers} runs at a time, which keep {kept} envelopes until their turn to send, but the hub has \
-             {envelopes}: set {kept} or more with `Hub::envelopes`"
+             {envelopes}: set {kept} or more with `HubOptions::envelopes`"
         ));
     }
     let room = needs_at(flow, connection.from);
@@ -187,19 +187,19 @@ fn plan_of(
         let each = each.certain();
         problem(format!(
             "each of its messages has {each} envelopes or more, but the hub has {envelopes}: set {each} or more with \
-             `Hub::envelopes`"
+             `HubOptions::envelopes`"
         ));
     } else {
         if lent && for_room > envelopes {
             problem(format!(
-                "{}, but the hub has {envelopes} envelopes: set {for_room} or more with `Hub::envelopes`",
+                "{}, but the hub has {envelopes} envelopes: set {for_room} or more with `HubOptions::envelopes`",
                 waits()
             ));
         }
         if passes && for_waited > envelopes {
             let waits = format!("`{}` waits for {waited_for} messages", port_name(flow, connection.to));
             problem(format!(
-                "{waits}, but the hub has {envelopes} envelopes: set {for_waited} or more with `Hub::envelopes`"
+                "{waits}, but the hub has {envelopes} envelopes: set {for_waited} or more with `HubOptions::envelopes`"
             ));
         }
     }

@@ -31,7 +31,7 @@ use super::{
 use crate::{
     condition::Readiness,
     error::{Error, ErrorKind, Result},
-    hub::{Carries, Envelope, Hub, Message, Reply, SendError, TrySendError, external::SentBy, parcel::Load},
+    hub::{Carries, Envelope, HubOptions, Message, Reply, SendError, TrySendError, external::SentBy, parcel::Load},
     memory::Plain,
     operator::{Cx, InputHandle, Operator, Output, shared_port::SharedPort},
     sync::DiscardOnDrop,
@@ -56,11 +56,16 @@ impl Flow {
     /// # }).unwrap();
     /// ```
     pub fn ingress<M: Message>(&mut self, name: impl Into<String>, to: InputHandle<M>) -> Ingress<M> {
-        self.ingress_with(name, to, Hub::default())
+        self.ingress_with(name, to, HubOptions::default())
     }
 
     /// Like [`ingress`](Self::ingress), with this kind of hub between the ingress and the input.
-    pub fn ingress_with<M: Message>(&mut self, name: impl Into<String>, to: InputHandle<M>, hub: Hub) -> Ingress<M> {
+    pub fn ingress_with<M: Message>(
+        &mut self,
+        name: impl Into<String>,
+        to: InputHandle<M>,
+        hub: HubOptions,
+    ) -> Ingress<M> {
         let (stage, handle) = watch::channel(Stage::Before);
         let added = self.add(name, IngressOperator { stage });
         self.connect_with(added.messages, to, hub);
@@ -199,10 +204,10 @@ impl<M: Message> Ingress<M> {
     ///
     /// `T` is inferred or written, as with [`Output::blank`](crate::Output::blank). A caller that takes several for one
     /// message may wait for those that others have taken, for messages that they cannot finish either. Where callers
-    /// take them at the same time, set [`Hub::envelopes`] to the envelopes of a message times the number of callers.
+    /// take them at the same time, set [`HubOptions::envelopes`] to the envelopes of a message times the number of callers.
     ///
     /// ```
-    /// use wakeline::{Flow, Hub, Message, operator::sink, prelude::*};
+    /// use wakeline::{Flow, HubOptions, Message, operator::sink, prelude::*};
     ///
     /// #[derive(Message)]
     /// struct Frame {
@@ -217,7 +222,7 @@ impl<M: Message> Ingress<M> {
     ///     println!("{}: {:?}", frame.number, frame.pixels.read().await?);
     ///     Ok(())
     /// }));
-    /// let frames = flow.ingress_with("frames", print.input, Hub::bounded(2).envelope_bytes(4096));
+    /// let frames = flow.ingress_with("frames", print.input, HubOptions::bounded(2).envelope_bytes(4096));
     /// let running = flow.spawn()?;
     /// let mut pixels = frames.blank().await?;
     /// pixels.set_len(3)?;
@@ -231,7 +236,7 @@ impl<M: Message> Ingress<M> {
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if the size of the hub's envelopes is not set (see
-    /// [`ingress_with`](Flow::ingress_with) and [`Hub::envelope_bytes`]); otherwise those of [`Ingress::send`]. The
+    /// [`ingress_with`](Flow::ingress_with) and [`HubOptions::envelope_bytes`]); otherwise those of [`Ingress::send`]. The
     /// errors of the envelope's own methods have only the kind and a general message.
     ///
     /// # Cancel safety

@@ -415,7 +415,9 @@ impl<M: Message> IngressGate<M> {
                     tracing::warn!(flow = self.flow.name(), error = %format_args!("{error:#}"), "no blank envelope for a caller outside of the flow");
                 });
                 let message = match error.kind() {
-                    ErrorKind::Usage => "the hub has no blank envelopes: set their size with `Hub::envelope_bytes`",
+                    ErrorKind::Usage => {
+                        "the hub has no blank envelopes: set their size with `HubOptions::envelope_bytes`"
+                    }
                     _ => "no blank envelope is available",
                 };
                 Err(error.for_caller(message))

@@ -9,7 +9,7 @@ use super::{Added, Checked, Flow, OnStall, Operators, Report, Running, Section, 
 use crate::{
     condition::Gate,
     error::Result,
-    hub::{ChunkHub, HubOf, Message, role::ChunkRole},
+    hub::{ChunkHub, HubOptionsFor, Message, role::ChunkRole},
     memory::Plain,
     operator::{LinkHandle, LocalOperator, Operator, OutputHandle, Ports, local::LocalAdapter},
     stream::CompletionMode,
@@ -98,7 +98,7 @@ impl LocalFlow {
     }
 
     /// See [`Flow::connect_with`].
-    pub fn connect_with<M: Message>(&mut self, from: OutputHandle<M>, to: impl Targets<M>, hub: impl HubOf<M>) {
+    pub fn connect_with<M: Message>(&mut self, from: OutputHandle<M>, to: impl Targets<M>, hub: impl HubOptionsFor<M>) {
         self.flow.connect_with(from, to, hub);
     }
 

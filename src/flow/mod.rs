@@ -49,8 +49,6 @@ use std::{
 
 pub use added::Added;
 pub use checked::{Checked, Copied};
-#[doc(hidden)]
-pub use connect::Target;
 pub use connect::{Branch, Targets};
 pub use cycles::{Cycle, Feed};
 pub use egress::Egress;
@@ -72,7 +70,7 @@ use crate::{
     condition::{Gate, Gates, PortId},
     device::Device,
     error::{Error, ErrorKind, Result},
-    hub::{Hub, HubOf, Message},
+    hub::{HubOptions, HubOptionsFor, Message},
     operator::{
         Operator, OutputHandle, Plan, PortDecl, Ports,
         control::{Control, SectionControl},
@@ -135,7 +133,7 @@ struct OperatorEntry {
 struct Connection {
     from: PortId,
     to: PortId,
-    hub: Hub,
+    hub: HubOptions,
     make: connect::MakeLink,
     /// The output may have several readers.
     forks: bool,
@@ -235,7 +233,7 @@ impl Flow {
     /// An output can also be connected to several inputs, each through a hub of its own:
     ///
     /// ```
-    /// use wakeline::{Flow, Hub, operator::{sink, source}};
+    /// use wakeline::{Flow, HubOptions, operator::{sink, source}};
     ///
     /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
     /// let mut flow = Flow::new("two");
@@ -258,13 +256,13 @@ impl Flow {
     ///
     /// Mistakes, such as a port that is connected already, are reported together when the flow runs.
     pub fn connect<M: Message>(&mut self, from: OutputHandle<M>, to: impl Targets<M>) {
-        self.connect_with(from, to, Hub::default());
+        self.connect_with(from, to, HubOptions::default());
     }
 
     /// Like [`connect`](Self::connect), with this kind of hub for each input that has none of its own
     /// ([`InputHandle::with`](crate::operator::InputHandle::with)).
-    pub fn connect_with<M: Message>(&mut self, from: OutputHandle<M>, to: impl Targets<M>, hub: impl HubOf<M>) {
-        for connect::Target { to, hub, make, forks } in to.targets(hub.kind()) {
+    pub fn connect_with<M: Message>(&mut self, from: OutputHandle<M>, to: impl Targets<M>, hub: impl HubOptionsFor<M>) {
+        for connect::Target { to, hub, make, forks } in to.targets(hub.typed()) {
             self.connections.push(Connection { from: from.id, to, hub, make, forks });
         }
     }

@@ -76,7 +76,7 @@ pub struct DeviceReport {
 pub struct HubReport {
     /// The name of the hub: `read.lines -> upper.lines`.
     pub name: Arc<str>,
-    /// Messages that its reader took: each once, even if the reader took the [latest](crate::Hub::latest) several
+    /// Messages that its reader took: each once, even if the reader took the [latest](crate::HubOptions::latest) several
     /// times.
     pub passed: u64,
     /// Messages that it dropped: because of its kind, or because they came from outside the flow and could not be

@@ -39,7 +39,7 @@ use crate::{
     condition::{PortState, Readiness},
     error::{CallerErrors, Error, ErrorKind, Result},
     hub::{
-        Carries, Envelope, Hub, Message, Reply, external::SentBy, open_work::OpenWork, parcel::Load,
+        Carries, Envelope, HubOptions, Message, Reply, external::SentBy, open_work::OpenWork, parcel::Load,
         response_transfer::ResponseTransfer,
     },
     memory::Plain,
@@ -73,7 +73,7 @@ impl Flow {
         to: InputHandle<Req>,
         from: OutputHandle<Res>,
     ) -> Service<Req, Res> {
-        self.service_with(name, to, from, Hub::default())
+        self.service_with(name, to, from, HubOptions::default())
     }
 
     /// Like [`service`](Self::service), with this kind of hub for the requests. Its capacity limits the queued
@@ -83,7 +83,7 @@ impl Flow {
         name: impl Into<String>,
         to: InputHandle<Req>,
         from: OutputHandle<Res>,
-        requests: Hub,
+        requests: HubOptions,
     ) -> Service<Req, Res> {
         let (stage, handle) = watch::channel(Stage::Before);
         let pending = Arc::new(PendingRequests { name: name.into(), open: Mutex::default() });

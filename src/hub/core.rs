@@ -383,7 +383,7 @@ impl<M: Message> HubCore<M> {
             return Ok(());
         }
         let text = format!(
-            "a message has {copied} envelopes to copy, but the hub has only {most}: set `Hub::envelopes` to at least \
+            "a message has {copied} envelopes to copy, but the hub has only {most}: set `HubOptions::envelopes` to at least \
              {copied}"
         );
         Err(self.fail(Error::new(ErrorKind::Usage, text)))

@@ -167,7 +167,7 @@ impl<M: Message> Sender<M> {
     pub(crate) fn blanks(&self) -> Result<Arc<Pool>> {
         self.blank_pool.clone().ok_or_else(|| {
             let why = match M::CARRIES_ENVELOPES {
-                true => "set their size with `#[output(envelope_bytes = ..)]` or `Hub::envelope_bytes`",
+                true => "set their size with `#[output(envelope_bytes = ..)]` or `HubOptions::envelope_bytes`",
                 false => "its messages hold none",
             };
             Error::new(ErrorKind::Usage, format!("hub `{}` has no blank envelopes: {why}", self.name))

@@ -114,7 +114,7 @@ impl<T: Plain> Envelope<T> {
         let text = match pool.as_ref().filter(|_| self.raw.external_guards.errors().is_none()) {
             Some(pool) => format!(
                 "an envelope of hub `{}` has room for {capacity} elements, not for {len}: raise the hub's envelope size, \
-                 with `Hub::envelope_bytes` or, for a hub of chunks, `.elements(..)`",
+                 with `HubOptions::envelope_bytes` or, for a hub of chunks, `.elements(..)`",
                 pool.hub()
             ),
             // No name of a flow is given to its callers.

@@ -229,7 +229,7 @@ impl<M: Message> Fan<M> {
                     ErrorKind::Usage,
                     format!(
                         "a message has {envelopes} envelopes to copy, but hub `{hub}` has only {count}: set \
-                         `Hub::envelopes` to at least {envelopes}"
+                         `HubOptions::envelopes` to at least {envelopes}"
                     ),
                 ));
             }

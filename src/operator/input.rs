@@ -81,7 +81,7 @@ pub struct Input<M: Message, C: Connections = One> {
 
 impl<M: Message> Input<M> {
     /// Takes the next message. It is available, because the port's condition was ready before the operator ran. From a
-    /// hub that keeps the [latest](crate::Hub::latest) value it returns the newest message, whether or not that was
+    /// hub that keeps the [latest](crate::HubOptions::latest) value it returns the newest message, whether or not that was
     /// taken before.
     ///
     /// # Errors

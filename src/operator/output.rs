@@ -450,7 +450,7 @@ impl<M: Message> Output<M> {
     /// # How many there are
     /// By default a hub has as many envelopes on each side as its messages can have at most, times the number of
     /// messages that it queues and one more. Where a message has a list of envelopes, that number is not known: set it
-    /// with [`Hub::envelopes`](crate::Hub::envelopes). A run that takes more than there are ends in a
+    /// with [`HubOptions::envelopes`](crate::HubOptions::envelopes). A run that takes more than there are ends in a
     /// [stall](ErrorKind::Stalled), whose text names the hub and the number it needs.
     ///
     /// # Errors

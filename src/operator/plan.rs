@@ -7,7 +7,7 @@ use super::{operator_streams::OperatorStreams, run_context::RunContext};
 use crate::{
     condition::{IntoCondition, MessageRequirement, Need, OnPorts, PortId, Room, When},
     error::{Error, ErrorKind, Result},
-    hub::{EnvelopeCount, Hub, Message, Since, chunks::roles::Role},
+    hub::{EnvelopeCount, HubOptions, Message, Since, chunks::roles::Role},
 };
 
 /// The direction of a port, and how many hubs it can have.
@@ -24,7 +24,7 @@ pub(crate) enum PortKind {
 pub(crate) struct PortDecl {
     pub(crate) name: &'static str,
     pub(crate) kind: PortKind,
-    pub(crate) hub: Hub,
+    pub(crate) hub: HubOptions,
     pub(crate) carries_envelopes: bool,
     /// Each message is an envelope and nothing else.
     pub(crate) is_envelope: bool,
@@ -74,7 +74,7 @@ impl Plan {
         self.ports.push(PortDecl {
             name,
             kind: PortKind::Link(role),
-            hub: Hub::default(),
+            hub: HubOptions::default(),
             carries_envelopes: false,
             is_envelope: false,
             element_bytes: 1,
@@ -99,7 +99,7 @@ impl Plan {
 #[derive(Clone, Copy, Debug, Default)]
 #[must_use]
 pub struct PortOptions {
-    hub: Hub,
+    hub: HubOptions,
     pub(super) room: Room,
     pub(super) requirement: MessageRequirement,
     pub(super) need: Need,

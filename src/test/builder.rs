@@ -20,7 +20,7 @@ use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
     flow::{Added, Flow},
-    hub::{ChunkHub, Hub, HubKind, HubOf, Message, role::ChunkRole},
+    hub::{ChunkHub, HubOptions, TypedHubOptions, HubOptionsFor, Message, role::ChunkRole},
     memory::Plain,
     operator::{HandleVisitor, InputHandle, LinkHandle, Operator, OutputHandle, Ports},
 };
@@ -60,7 +60,7 @@ pub fn operator_named<O: Operator>(name: impl Into<String>, operator: O) -> Harn
 pub struct HarnessBuilder<P: Ports> {
     flow: Flow,
     added: Added<P::Handles>,
-    /// By port: a `HubKind<M>`.
+    /// By port: a `TypedHubOptions<M>`.
     hubs: HashMap<PortId, Box<dyn Any + Send + Sync>>,
     writers: HashMap<PortId, usize>,
     linked: Vec<PortId>,
@@ -102,15 +102,15 @@ impl<P: Ports> HarnessBuilder<P> {
     }
 
     /// Sets the hub between the test and an input.
-    pub fn input_hub<M: Message>(mut self, input: InputHandle<M>, hub: impl HubOf<M>) -> Self {
-        self.hubs.insert(input.id, Box::new(hub.kind()));
+    pub fn input_hub<M: Message>(mut self, input: InputHandle<M>, hub: impl HubOptionsFor<M>) -> Self {
+        self.hubs.insert(input.id, Box::new(hub.typed()));
         self
     }
 
     /// Sets the hub between an output and the test. An operator that gets blank envelopes at an output whose attribute
-    /// has no `envelope_bytes` needs it: `Hub::default().envelope_bytes(4096)`.
-    pub fn output_hub<M: Message>(mut self, output: OutputHandle<M>, hub: impl HubOf<M>) -> Self {
-        self.hubs.insert(output.id, Box::new(hub.kind()));
+    /// has no `envelope_bytes` needs it: `HubOptions::default().envelope_bytes(4096)`.
+    pub fn output_hub<M: Message>(mut self, output: OutputHandle<M>, hub: impl HubOptionsFor<M>) -> Self {
+        self.hubs.insert(output.id, Box::new(hub.typed()));
         self
     }
 
@@ -203,9 +203,9 @@ struct Connecting<'a> {
 }
 
 impl Connecting<'_> {
-    fn hub<M: Message>(&mut self, port: PortId) -> HubKind<M> {
-        let set = self.hubs.remove(&port).and_then(|hub| hub.downcast::<HubKind<M>>().ok());
-        set.map_or_else(|| Hub::default().kind(), |hub| *hub)
+    fn hub<M: Message>(&mut self, port: PortId) -> TypedHubOptions<M> {
+        let set = self.hubs.remove(&port).and_then(|hub| hub.downcast::<TypedHubOptions<M>>().ok());
+        set.map_or_else(|| HubOptions::default().typed(), |hub| *hub)
     }
 
     fn place<H>(&self, added: Added<H>) -> Added<H> {
@@ -238,7 +238,7 @@ impl HandleVisitor for Connecting<'_> {
 
     fn output<M: Message>(&mut self, handle: OutputHandle<M>) {
         let mut hub = self.hub::<M>(handle.id);
-        hub.hub.reads_anywhere = true;
+        hub.options.reads_anywhere = true;
         let queue = SinkQueue::<M>::new();
         let sink = TestSink { queue: queue.clone(), device: self.device() };
         let added = self.flow.add(format!("test:{}", handle.id.name), sink);

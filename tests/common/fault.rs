@@ -11,7 +11,7 @@ use std::sync::{
 };
 
 use crate::*;
-use wakeline::{prelude::*, stream::Timer};
+use wakeline::{Stream, prelude::*, stream::Timer};
 
 /// Enqueues the kernel that faults at the given number.
 pub type Launch = fn(&Stream, &mut Envelope<u32>, u32) -> Result<()>;
@@ -157,7 +157,7 @@ pub async fn fault(device: Device, beside: bool, kernel: &str, launch: Launch) {
     let faulty = flow.add("faulty", faulty).on(&device);
     let next = flow.add("next", Increment).on(&device);
     let consume = flow.add("consume", CollectDone(seen.clone()));
-    flow.connect_with(produce.output, faulty.input, Hub::bounded(2).envelopes(4).envelope_bytes(4096));
+    flow.connect_with(produce.output, faulty.input, HubOptions::bounded(2).envelopes(4).envelope_bytes(4096));
     flow.connect(faulty.output, next.input);
     flow.connect(next.output, consume.input);
     let error = within(flow.run()).await.unwrap_err();

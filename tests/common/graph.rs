@@ -1,6 +1,6 @@
 //! Shared by the tests of graphs.
 
-use wakeline::prelude::*;
+use wakeline::{Stream, prelude::*};
 
 #[kernel(unsafe(cuda = "../kernels/add_to.cu"))]
 pub fn add_to(y: &mut [u32], x: &[u32]) {

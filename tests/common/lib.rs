@@ -21,7 +21,7 @@ use std::{
 };
 
 use futures::{FutureExt, future::BoxFuture};
-use wakeline::{device::Emulated, hub::TrySendError, memory::Plain, prelude::*};
+use wakeline::{Stream, device::Emulated, hub::TrySendError, memory::Plain, prelude::*};
 
 pub use wakeline::operator::{MapPorts, SinkPorts, SourcePorts, map, sink, source};
 

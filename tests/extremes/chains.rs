@@ -21,7 +21,7 @@ fn envelopes_return_along_any_number_of_hubs() {
     async fn run(simulation: &Simulation) {
         let device = Device::simulated(simulation, Emulated::new());
         let mut flow = Flow::new("long");
-        let hub = Hub::bounded(1).envelopes(1).envelope_bytes(16);
+        let hub = HubOptions::bounded(1).envelopes(1).envelope_bytes(16);
         let mut last = flow.add("from", SendEach::new((0..4 * HUBS).map(|n| vec![n]))).output;
         for at in 0..HUBS {
             let next = flow.add(format!("pass {at}"), pass_on::<Envelope<u32>>());
@@ -183,7 +183,7 @@ fn a_flow_of_any_length_is_checked_and_runs() {
         for at in (1..OPERATORS).rev() {
             flow.connect(passes[at - 1].output, passes[at].input);
         }
-        flow.connect_with(from.output, passes[0].input, Hub::bounded(2).envelope_bytes(16));
+        flow.connect_with(from.output, passes[0].input, HubOptions::bounded(2).envelope_bytes(16));
         flow.check().unwrap();
         flow.replay("all", passes.iter().collect::<Vec<_>>());
         flow.check().unwrap();
@@ -202,7 +202,7 @@ fn an_output_of_any_number_of_readers_is_checked() {
         let from = flow.add("from", SendEach::new([vec![1_u32]]));
         let reader = |at| flow.add(format!("reader {at}"), sink(async |_: Envelope<u32>| Ok(()))).input;
         let readers: Vec<_> = (0..READERS).map(reader).collect();
-        flow.connect_with(from.output, readers, Hub::bounded(2).envelope_bytes(16));
+        flow.connect_with(from.output, readers, HubOptions::bounded(2).envelope_bytes(16));
         // One reader is sent the envelopes themselves.
         assert_eq!(flow.check().unwrap().copies.len(), READERS - 1);
     });

@@ -23,6 +23,7 @@ use std::{
 use common::*;
 use futures::FutureExt;
 use wakeline::{
+    Stream,
     condition::{self, Condition, MissedTicks, at_least, at_most, batch, count, every, memory, predicate, room},
     device::Simulation,
     flow::LocalFlow,

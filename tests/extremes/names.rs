@@ -22,7 +22,7 @@ async fn any_name_works_for_a_device_an_operator_and_a_flow() {
             let from = flow.add(format!("{name}1"), SendEach::new([vec![1_u32; 4]]));
             let add = flow.add(format!("{name}2"), Increment).on(&device);
             let to = flow.add(format!("{name}3"), Collect(seen.clone()));
-            flow.connect_with(from.output, add.input, Hub::bounded(1).envelope_bytes(16));
+            flow.connect_with(from.output, add.input, HubOptions::bounded(1).envelope_bytes(16));
             flow.connect(add.output, to.input);
             let _gate = flow.gate(name.clone());
             let _ = if own_thread { to.on_own_thread() } else { to };
@@ -71,7 +71,7 @@ async fn a_drawing_has_no_control_characters() {
         let from = flow.add("from", SendEach::new([vec![1_u32; 4], vec![1; 4]]));
         let add = flow.add(name.clone(), Increment).on(&device);
         let to = flow.add("to", Collect(shared()));
-        flow.connect_with(from.output, add.input, Hub::bounded(1).envelope_bytes(16));
+        flow.connect_with(from.output, add.input, HubOptions::bounded(1).envelope_bytes(16));
         flow.connect(add.output, to.input);
         flow.replay(name, &add).inspect(move |graph| sender.send(graph.to_dot()).unwrap());
         within(flow.run()).await.unwrap();

@@ -142,7 +142,7 @@ on_both!(stream_pools_of_any_size_are_refused, async |device: Device| {
 });
 
 on_both!(hubs_of_any_size_are_refused_or_work, async |device: Device| {
-    let flow = |hub: Hub, on: &Device| {
+    let flow = |hub: HubOptions, on: &Device| {
         let mut flow = Flow::new("any");
         let from = flow.add("from", SendEach::new([vec![1_u32; 4]]));
         let add = flow.add("add", Increment).on(on);
@@ -151,7 +151,7 @@ on_both!(hubs_of_any_size_are_refused_or_work, async |device: Device| {
         flow.connect(add.output, to.input);
         flow
     };
-    let small = Hub::bounded(1).envelope_bytes(16);
+    let small = HubOptions::bounded(1).envelope_bytes(16);
     for hub in [
         small.envelope_bytes(MOST),
         small.envelope_bytes(MOST / 2 + 1),
@@ -161,14 +161,14 @@ on_both!(hubs_of_any_size_are_refused_or_work, async |device: Device| {
         small.envelopes(1 << 40),
         small.envelopes(MOST).envelope_bytes(MOST),
         small.envelopes(2).envelope_bytes(1 << 47),
-        Hub::drop_oldest(MOST).envelope_bytes(16),
-        Hub::drop_newest(MOST).envelope_bytes(16),
-        Hub::drop_oldest(MOST - 1).envelope_bytes(MOST),
+        HubOptions::drop_oldest(MOST).envelope_bytes(16),
+        HubOptions::drop_newest(MOST).envelope_bytes(16),
+        HubOptions::drop_oldest(MOST - 1).envelope_bytes(MOST),
     ] {
         let error = refused(&format!("{hub:?}"), within(flow(hub, &device).run()).await);
         assert!(error.to_string().contains("from"), "{hub:?}: {error}");
     }
-    within(flow(Hub::bounded(MOST).envelopes(2).envelope_bytes(16), &device).run()).await.unwrap();
+    within(flow(HubOptions::bounded(MOST).envelopes(2).envelope_bytes(16), &device).run()).await.unwrap();
 });
 
 #[tokio::test]
@@ -177,7 +177,12 @@ async fn queues_conditions_and_limits_of_any_size_are_refused_or_work() {
         let mut numbers = 0..3_u32;
         wakeline::operator::source(move || ready(Ok(numbers.next())))
     };
-    for hub in [Hub::bounded(MOST), Hub::drop_newest(MOST), Hub::drop_oldest(MOST), Hub::bounded(MOST - 1)] {
+    for hub in [
+        HubOptions::bounded(MOST),
+        HubOptions::drop_newest(MOST),
+        HubOptions::drop_oldest(MOST),
+        HubOptions::bounded(MOST - 1),
+    ] {
         let mut flow = host_only();
         let seen = shared();
         let (from, to) = (flow.add("from", numbers()), flow.add("to", keep(&seen)));
@@ -197,7 +202,7 @@ async fn queues_conditions_and_limits_of_any_size_are_refused_or_work() {
         ("or_after", |port| at_least(port, 2).or_after(Duration::MAX)),
     ];
     for (name, ask) in conditions {
-        for hub in [Hub::bounded(MOST), Hub::bounded(2)] {
+        for hub in [HubOptions::bounded(MOST), HubOptions::bounded(2)] {
             let mut flow = host_only();
             let seen = shared();
             let from = flow.add("from", numbers());
@@ -215,7 +220,7 @@ async fn queues_conditions_and_limits_of_any_size_are_refused_or_work() {
         let mut flow = host_only();
         let (from, to) = (flow.add("from", numbers()), flow.add("to", keep(&shared())));
         let port: condition::PortId = from.output.into();
-        flow.connect_with(from.output, to.input, Hub::bounded(MOST));
+        flow.connect_with(from.output, to.input, HubOptions::bounded(MOST));
         let _ = from.when(room(port, places));
         within(flow.run()).await.unwrap();
     }
@@ -311,7 +316,7 @@ async fn reservations_of_any_size_are_refused() {
         for bytes in [u64::MAX, u64::MAX - 1, u64::MAX / 2 + 1, 1 << 50] {
             let mut flow = host_only();
             let (from, to) = (flow.add("from", SendEach::new([vec![1_u32]])), flow.add("to", Collect::<u32>(shared())));
-            flow.connect_with(from.output, to.input, Hub::bounded(1).envelope_bytes(4));
+            flow.connect_with(from.output, to.input, HubOptions::bounded(1).envelope_bytes(4));
             let _ = to.on(&device).when(memory(allocator, bytes));
             assert_eq!(within(flow.run()).await.unwrap_err().kind(), ErrorKind::Setup);
             let mut one = memory(allocator, bytes);
@@ -390,7 +395,7 @@ async fn messages_of_any_size_are_counted() {
             ready(Ok((left >= 0).then(make)))
         });
         let (from, to) = (flow.add("from", from), flow.add("to", wakeline::operator::sink(|_: M| ready(Ok(())))));
-        flow.connect_with(from.output, to.input, Hub::bounded(1).envelopes(2));
+        flow.connect_with(from.output, to.input, HubOptions::bounded(1).envelopes(2));
         let report = within(flow.run()).await.unwrap();
         let to = report.operator("to").unwrap();
         assert_eq!((to.messages_in, to.bytes_in), (3, u64::MAX));
@@ -409,7 +414,7 @@ async fn sections_of_any_size_are_refused_or_work() {
         let from = flow.add("from", SendEach::new([vec![1_u32; 4], vec![1; 4], vec![1; 4]]));
         let add = flow.add("add", Increment).on(&device);
         let to = flow.add("to", Collect(shared()));
-        let hub = Hub::bounded(1).envelope_bytes(16);
+        let hub = HubOptions::bounded(1).envelope_bytes(16);
         flow.connect_with(from.output, add.input, hub);
         flow.connect(add.output, to.input);
         flow.replay("all", &add).buckets([rows]).rows(add.input, rows).at_most(most);

@@ -152,7 +152,7 @@ async fn messages_are_sent_and_moved_where_tokio_has_no_clock() {
     let mut flow = Flow::new("flow");
     let reader = flow.add("reader", HandsOut(hand_out)).on(&Device::emulated(Emulated::new()));
     // One envelope on the reader's device: the next message is copied when it returns.
-    let hub = Hub::bounded(4).envelopes(1).envelope_bytes(4);
+    let hub = HubOptions::bounded(4).envelopes(1).envelope_bytes(4);
     let ingress = flow.ingress_with("ingress", reader.messages, hub);
     let running = flow.spawn().unwrap();
     let message = || Envelope::from(Buffer::<u32>::pinned(&Device::host(), 1).unwrap());

@@ -13,6 +13,7 @@ use std::{
 use common::graph::*;
 use common::*;
 use wakeline::{
+    Stream,
     device::{Emulated, Faults},
     graph::{Graph, GraphEvent, Node},
     memory::Allocator,

@@ -11,6 +11,7 @@ use std::{
 
 use tokio::sync::Notify;
 use wakeline::{
+    Stream,
     condition::{Condition, Status, memory},
     memory::Allocator,
     operator::{concurrent, sink, source},
@@ -303,7 +304,7 @@ async fn a_worker_gets_its_blank_envelope_beside_a_hostile_waker() {
         });
         let to = flow.add("collect", collect);
         flow.connect(from.output, work.input);
-        flow.connect_with(work.output, to.input, Hub::bounded(1));
+        flow.connect_with(work.output, to.input, HubOptions::bounded(1));
         within(flow.run()).await.unwrap();
         assert_eq!(*lock(&seen), [0, 1], "{kind:?}");
     }

@@ -201,7 +201,7 @@ async fn an_operator_that_waits_by_a_condition_takes_all_messages_before_it_stop
             ready(Ok(next.next()))
         }),
     );
-    flow.connect_with(numbers.output, takes.input, Hub::bounded(8));
+    flow.connect_with(numbers.output, takes.input, HubOptions::bounded(8));
     let running = flow.spawn().unwrap();
     while sent.load(Ordering::SeqCst) < 8 {
         tokio::task::yield_now().await;

@@ -28,7 +28,7 @@ fn queued_messages_whose_destructors_panic_are_dropped_with_the_flow() {
         let mut flow = Flow::new("f");
         let bombs = flow.add("bombs", source(bombs(made)));
         let stuck = flow.add("stuck", Stuck);
-        flow.connect_with(bombs.output, stuck.input, Hub::bounded(4));
+        flow.connect_with(bombs.output, stuck.input, HubOptions::bounded(4));
         let running = flow.spawn().unwrap();
         for _ in 0..4 {
             receiver.recv().await.unwrap();
@@ -66,7 +66,7 @@ fn a_batch_whose_destructors_panic_may_be_dropped_unused() {
         let mut flow = Flow::new("f");
         let bombs = flow.add("bombs", source(bombs(made)));
         let drops = flow.add("drops", DropsBatch(0));
-        flow.connect_with(bombs.output, drops.input, Hub::bounded(6));
+        flow.connect_with(bombs.output, drops.input, HubOptions::bounded(6));
         // The source may still own one bomb, and fails when it drops that.
         match flow.run().await {
             Ok(report) => assert_eq!(report.operators[1].runs, 2),
@@ -160,7 +160,7 @@ async fn move_from_an_operator(device: Device) {
         let mut sends = vec![parcel(Panics::Never), parcel(panics), parcel(Panics::Never)];
         let start = flow.add("start", source(move || ready(Ok(sends.pop()))));
         let end = flow.add("end", sink(async |_: Parcel| Ok(()))).on(&device);
-        flow.connect_with(start.output, end.input, Hub::bounded(3).envelopes(3).envelope_bytes(64));
+        flow.connect_with(start.output, end.input, HubOptions::bounded(3).envelopes(3).envelope_bytes(64));
         if let Err(error) = flow.run().await {
             assert_eq!(error.kind(), ErrorKind::Panicked, "{panics:?}: {error}");
             failed[kind] |= error.to_string().contains("hub `");
@@ -175,7 +175,7 @@ async fn move_from_outside(device: Device) {
     for (kind, panics) in ways_to_panic() {
         let mut flow = Flow::new("f");
         let end = flow.add("end", sink(async |_: Parcel| Ok(()))).on(&device);
-        let ingress = flow.ingress_with("in", end.input, Hub::bounded(3).envelopes(3).envelope_bytes(64));
+        let ingress = flow.ingress_with("in", end.input, HubOptions::bounded(3).envelopes(3).envelope_bytes(64));
         let running = flow.spawn().unwrap();
         ingress.send(parcel(Panics::Never)).await.unwrap();
         let hostile = ingress.clone();
@@ -225,7 +225,7 @@ fn a_blank_envelope_passes_a_future_that_is_not_polled() {
     alone("hostile_flows::messages::a_blank_envelope_passes_a_future_that_is_not_polled", async {
         let mut flow = Flow::new("f");
         let end = flow.add("end", sink(async |_: Envelope<u8>| Ok(())));
-        let ingress = flow.ingress_with("in", end.input, Hub::bounded(1).envelopes(1).envelope_bytes(8));
+        let ingress = flow.ingress_with("in", end.input, HubOptions::bounded(1).envelopes(1).envelope_bytes(8));
         let running = flow.spawn().unwrap();
         let blank = ingress.blank().await.unwrap();
         let [mut unpolled, mut waits] = [(); 2].map(|()| Box::pin(ingress.blank()));
@@ -290,7 +290,7 @@ fn a_message_and_its_span_may_panic_when_dropped() {
         tracing_subscriber::registry().with(PanicsAtClose).init();
         let mut flow = Flow::new("f");
         let stuck = flow.add("stuck", Stuck);
-        let ingress = flow.ingress_with("in", stuck.input, Hub::bounded(4));
+        let ingress = flow.ingress_with("in", stuck.input, HubOptions::bounded(4));
         let running = flow.spawn().unwrap();
         for _ in 0..4 {
             // The flow holds the last handle of the span, and so closes it.
@@ -353,7 +353,7 @@ impl Operator for Leaves {
 #[test]
 fn a_message_that_panics_when_the_library_drops_it_fails_no_operator() {
     alone("hostile_flows::messages::a_message_that_panics_when_the_library_drops_it_fails_no_operator", async {
-        for hub in [Hub::drop_oldest(1), Hub::drop_newest(1)] {
+        for hub in [HubOptions::drop_oldest(1), HubOptions::drop_newest(1)] {
             for readers in [1, 2] {
                 let (mut flow, seen, mut next) = (Flow::new("f"), Arc::new(AtomicUsize::new(0)), 0);
                 let gate = Gate::open();
@@ -372,7 +372,7 @@ fn a_message_that_panics_when_the_library_drops_it_fails_no_operator() {
                     flow.connect_with(source.output, slow.input, hub);
                 } else {
                     let other = flow.add("other", takes(&seen));
-                    flow.connect(source.output, [slow.input.with(hub), other.input.with(Hub::bounded(1))]);
+                    flow.connect(source.output, [slow.input.with(hub), other.input.with(HubOptions::bounded(1))]);
                 }
                 let report = flow.run().await.unwrap();
                 assert_eq!(report.operator("source").unwrap().runs, 13);
@@ -388,7 +388,7 @@ fn a_message_that_panics_when_the_library_drops_it_fails_no_operator() {
         });
         let source = flow.add("source", five);
         let slow = flow.add("slow", takes(&seen)).when(count(1));
-        flow.connect_with(source.output, slow.input, Hub::latest());
+        flow.connect_with(source.output, slow.input, HubOptions::latest());
         flow.run().await.unwrap();
         // The runs of a concurrent operator leave their messages.
         let (mut flow, mut next) = (Flow::new("f"), 0);
@@ -461,7 +461,7 @@ impl Operator for Offers {
 
 /// Passes such a message through the library in one way.
 async fn pass_through(way: &str) {
-    let hub = Hub::bounded(1).envelope_bytes(8);
+    let hub = HubOptions::bounded(1).envelope_bytes(8);
     let mut flow = Flow::new("f");
     let forgets = || {
         sink(|message: Twice| {

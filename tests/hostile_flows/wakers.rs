@@ -54,7 +54,7 @@ fn callers_whose_wakers_panic_strand_no_other_caller() {
         let (kept, (sender, mut receiver)) = (Arc::default(), tokio::sync::mpsc::unbounded_channel());
         let mut flow = Flow::new("f");
         let keeps = flow.add("keeps", Keeps(Arc::clone(&kept), sender));
-        let ask = flow.service_with("ask", keeps.input, keeps.output, Hub::bounded(8));
+        let ask = flow.service_with("ask", keeps.input, keeps.output, HubOptions::bounded(8));
         let running = flow.spawn().unwrap();
         let mut hostile_calls: Vec<_> = (0..3).map(|_| Box::pin(ask.ask(1))).collect();
         let noop = futures::task::noop_waker();
@@ -140,7 +140,7 @@ fn a_replaced_waker_may_send_into_the_hub_that_drops_it() {
         let (slot, sent) = (Slot::default(), Arc::default());
         let mut flow = Flow::new("f");
         let own = flow.add("own", OwnWakers(slot.clone(), Arc::clone(&sent)));
-        *slot.lock().unwrap() = Some(flow.ingress_with("in", own.input, Hub::bounded(64)));
+        *slot.lock().unwrap() = Some(flow.ingress_with("in", own.input, HubOptions::bounded(64)));
         flow.run().await.unwrap();
         assert!(sent.load(Ordering::SeqCst));
     });

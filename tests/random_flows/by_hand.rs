@@ -9,6 +9,7 @@ mod graphs;
 use std::sync::{Arc, Mutex};
 
 use wakeline::{
+    Stream,
     device::{Emulated, Faults, Simulation, Task},
     memory::Allocator,
     prelude::*,

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use wakeline::{
-    Hub, Running,
+    HubOptions, Running,
     condition::{Gate, batch, every, memory},
     device::{Emulated, Faults, Simulation},
     flow::{Added, Handle},
@@ -209,9 +209,9 @@ impl Builder<'_> {
                 let source = self.flow.add(format!("hints{node}"), HintSource { to: node, left: hints.count });
                 match hints.full {
                     Full::Hold => self.flow.connect(source.output, added.hints),
-                    Full::DropNewest => self.flow.connect_with(source.output, added.hints, Hub::drop_newest(1)),
-                    Full::DropOldest => self.flow.connect_with(source.output, added.hints, Hub::drop_oldest(2)),
-                    Full::Latest => self.flow.connect_with(source.output, added.hints, Hub::latest()),
+                    Full::DropNewest => self.flow.connect_with(source.output, added.hints, HubOptions::drop_newest(1)),
+                    Full::DropOldest => self.flow.connect_with(source.output, added.hints, HubOptions::drop_oldest(2)),
+                    Full::Latest => self.flow.connect_with(source.output, added.hints, HubOptions::latest()),
                 }
                 Sockets { input: Some(added.input), output: Some(added.output), ..Sockets::default() }
             }
@@ -285,12 +285,12 @@ fn is_body_of(plan: &Plan, node: usize, other: usize) -> bool {
     matches!(plan.nodes[other].kind, Kind::Rounds { body, .. } | Kind::Quiet { body } if body == Some(node))
 }
 
-fn hub(plan: HubPlan) -> Hub {
+fn hub(plan: HubPlan) -> HubOptions {
     let mut hub = match (plan.full, plan.capacity) {
-        (Full::Hold, None) => Hub::default(),
-        (Full::Hold | Full::Latest, capacity) => Hub::bounded(capacity.unwrap_or(1)),
-        (Full::DropNewest, capacity) => Hub::drop_newest(capacity.unwrap_or(1)),
-        (Full::DropOldest, capacity) => Hub::drop_oldest(capacity.unwrap_or(1)),
+        (Full::Hold, None) => HubOptions::default(),
+        (Full::Hold | Full::Latest, capacity) => HubOptions::bounded(capacity.unwrap_or(1)),
+        (Full::DropNewest, capacity) => HubOptions::drop_newest(capacity.unwrap_or(1)),
+        (Full::DropOldest, capacity) => HubOptions::drop_oldest(capacity.unwrap_or(1)),
     };
     if let Some(envelopes) = plan.envelopes {
         hub = hub.envelopes(envelopes);

@@ -13,7 +13,7 @@ use std::{
 };
 
 use wakeline::{
-    ChunkHub,
+    ChunkHub, Stream,
     device::{Simulation, Task},
     memory::Allocator,
     prelude::*,

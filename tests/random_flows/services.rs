@@ -12,7 +12,7 @@
 //! flight.
 
 use wakeline::{
-    Inputs, Message as _, Service,
+    Inputs, Message as _, Service, Stream,
     device::Simulation,
     operator::{MapPorts, Reply},
     prelude::*,
@@ -223,8 +223,8 @@ impl Services {
         if self.on_device {
             core = core.on(device);
         }
-        flow.connect_with(core.next, look.input, Hub::bounded(1).envelope_bytes(16));
-        flow.connect_with(look.output, core.state, Hub::bounded(1).envelope_bytes(16));
+        flow.connect_with(core.next, look.input, HubOptions::bounded(1).envelope_bytes(16));
+        flow.connect_with(look.output, core.state, HubOptions::bounded(1).envelope_bytes(16));
         let mut from = core.responses;
         if self.split {
             let (split, join) = (flow.add("split", Split), flow.add("join", Join));
@@ -239,7 +239,7 @@ impl Services {
             flow.connect(front.output, to);
             to = front.input;
         }
-        let service = flow.service_with("service", to, from, Hub::bounded(self.places));
+        let service = flow.service_with("service", to, from, HubOptions::bounded(self.places));
         (flow, service)
     }
 

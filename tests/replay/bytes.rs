@@ -247,7 +247,7 @@ on_both!(messages_within_a_section_may_be_of_any_type, async |device: Device| {
         let decide = flow.add("decide", Decide).on(&device);
         let scale = flow.add("scale", Scale).on(&device);
         let collect = flow.add("collect", Collect(seen.clone()));
-        flow.connect_with(read.output, decide.input, Hub::bounded(1).envelope_bytes(4096));
+        flow.connect_with(read.output, decide.input, HubOptions::bounded(1).envelope_bytes(4096));
         flow.connect(decide.scaled, scale.scaled);
         flow.connect(decide.note, scale.note);
         flow.connect(scale.output, collect.input);
@@ -268,7 +268,7 @@ on_both!(a_section_has_several_inputs_and_several_outputs, async |device: Device
     let run = async |replay: bool| {
         let (both, more) = (shared(), shared());
         let mut flow = Flow::new("cross");
-        let hub = Hub::bounded(1).envelope_bytes(4096);
+        let hub = HubOptions::bounded(1).envelope_bytes(4096);
         let left = flow.add("left", SendEach::new(batches(&[2, 1, 2, 3])));
         let right = flow.add("right", SendEach::new(batches(&[2, 1, 1, 3])));
         let cross = flow.add("cross", Cross).on(&device);
@@ -339,7 +339,7 @@ on_both!(metadata_of_a_message_passes_through_a_replay, async |device: Device| {
     let one = flow.add("one", Increment).on(&device);
     let two = flow.add("two", Affine(1, 0)).on(&device);
     let check = flow.add("check", Check(seen.clone()));
-    let hub = Hub::bounded(1).envelope_bytes(64);
+    let hub = HubOptions::bounded(1).envelope_bytes(64);
     flow.connect_with(read.output, one.input, hub);
     flow.connect(one.output, two.input);
     flow.connect_with(two.output, check.input, hub);

@@ -6,7 +6,7 @@ on_both!(two_sections_of_one_flow_are_both_replayed, async |device: Device| {
     let run = async |replay: bool| {
         let seen = shared();
         let mut flow = Flow::new("two");
-        let hub = Hub::bounded(2).envelope_bytes(4096);
+        let hub = HubOptions::bounded(2).envelope_bytes(4096);
         let read = flow.add("read", SendEach::new(batches(&[2; 20])));
         let one = flow.add("one", Affine(2, 3)).on(&device);
         let between = flow.add("between", Increment).on(&device);
@@ -97,7 +97,7 @@ on_both!(a_section_runs_again_and_uses_buffers_that_its_operators_keep, async |d
     let one = flow.add("one", Add(weights)).on(&device);
     let collect = flow.add("collect", Collect(seen.clone()));
     flow.connect(read.output, one.input);
-    flow.connect_with(one.output, collect.input, Hub::bounded(1).envelope_bytes(64));
+    flow.connect_with(one.output, collect.input, HubOptions::bounded(1).envelope_bytes(64));
     flow.replay("net", &one);
     for _ in 0..2 {
         let report = flow.run().await.unwrap();
@@ -109,7 +109,7 @@ on_both!(a_section_runs_again_and_uses_buffers_that_its_operators_keep, async |d
 
 on_both!(a_stall_error_names_the_section_and_what_it_waits_for, async |device: Device| {
     let mut flow = Flow::new("stalled");
-    let hub = Hub::bounded(1).envelope_bytes(64);
+    let hub = HubOptions::bounded(1).envelope_bytes(64);
     let read = flow.add("read", SendEach::new(batches(&[1, 1])));
     let never = flow.add(
         "never",
@@ -143,7 +143,7 @@ on_both!(a_stall_error_names_the_section_and_what_it_waits_for, async |device: D
 on_both!(a_section_is_stepped_through_and_stopped_like_an_operator, async |device: Device| {
     let seen = shared();
     let mut flow = Flow::new("steps");
-    let hub = Hub::bounded(1).envelope_bytes(64);
+    let hub = HubOptions::bounded(1).envelope_bytes(64);
     let read = flow.add("read", SendEach::new(batches(&[1, 1])));
     let one = flow.add("one", Increment).on(&device);
     let two = flow.add("two", Increment).on(&device);
@@ -243,7 +243,7 @@ on_both!(a_section_may_contain_fan_out_and_a_port_with_several_connections, asyn
     let run = async |replay: bool| {
         let (seen, graphs) = (shared(), shared());
         let mut flow = Flow::new("fan out");
-        let hub = Hub::bounded(1).envelope_bytes(4096);
+        let hub = HubOptions::bounded(1).envelope_bytes(4096);
         let read = flow.add("read", SendEach::new(batches(&[2, 2, 1, 2])));
         let one = flow.add("one", Increment).on(&device);
         let left = flow.add("left", Affine(2, 7)).on(&device);

@@ -10,6 +10,7 @@ use std::sync::{
 
 use common::*;
 use wakeline::{
+    Stream,
     condition::Status,
     device::{Emulated, Simulation},
     flow::{Added, SectionReport, Step},
@@ -136,7 +137,7 @@ async fn chain(device: &Device, rows: &[usize], replay: bool) -> (Vec<Vec<u32>>,
     let two = flow.add("two", Increment).on(device);
     let three = flow.add("three", Affine(5, 11)).on(device);
     let collect = flow.add("collect", Collect(seen.clone()));
-    let hub = Hub::bounded(2).envelope_bytes(4096);
+    let hub = HubOptions::bounded(2).envelope_bytes(4096);
     flow.connect_with(read.output, one.input, hub);
     flow.connect_with(one.output, two.input, hub);
     flow.connect(two.output, three.input);
@@ -169,7 +170,7 @@ async fn fork_and_join_inspected(
     let right = flow.add("right", Affine(3, 5)).on(device);
     let join = flow.add("join", Join).on(device);
     let collect = flow.add("collect", Collect(seen.clone()));
-    let hub = Hub::bounded(2).envelope_bytes(4096);
+    let hub = HubOptions::bounded(2).envelope_bytes(4096);
     flow.connect_with(read.output, fork.input, hub);
     flow.connect(fork.left, left.input);
     flow.connect(fork.right, right.input);
@@ -200,7 +201,7 @@ where
     let read = flow.add("read", SendEach::new(batches(rows)));
     let one = flow.add("one", operator).on(device);
     let collect = flow.add("collect", Collect(seen.clone()));
-    let hub = Hub::bounded(1).envelope_bytes(4096);
+    let hub = HubOptions::bounded(1).envelope_bytes(4096);
     flow.connect_with(read.output, one.input, hub);
     flow.connect_with(one.output, collect.input, hub);
     configure(&mut flow, &one);

@@ -223,7 +223,7 @@ fn problems(configure: impl FnOnce(&mut Flow, &Added<Io>, &Added<Io>, &Device)) 
     let one = flow.add("one", Increment).on(&device);
     let two = flow.add("two", Increment).on(&device);
     let collect = flow.add("collect", Collect(shared()));
-    flow.connect_with(read.output, one.input, Hub::bounded(1).envelope_bytes(64));
+    flow.connect_with(read.output, one.input, HubOptions::bounded(1).envelope_bytes(64));
     flow.connect(one.output, two.input);
     flow.connect(two.output, collect.input);
     configure(&mut flow, &one, &two, &device);
@@ -297,7 +297,7 @@ fn problems_of_a_section_are_reported_before_the_flow_runs() {
 #[test]
 fn a_section_with_an_unsuitable_shape_or_boundary_is_refused() {
     let device = emulated();
-    let hub = Hub::bounded(1).envelope_bytes(64);
+    let hub = HubOptions::bounded(1).envelope_bytes(64);
 
     let mut flow = Flow::new("apart");
     let (mut ends, mut operators) = (Vec::new(), Vec::new());
@@ -371,7 +371,7 @@ async fn checked_names_the_operator_whose_work_differs() {
     let guilty = flow.add("guilty", alternates).on(&device);
     let innocent = flow.add("innocent", Affine(2, 7)).on(&device);
     let collect = flow.add("collect", Collect(shared()));
-    let hub = Hub::bounded(1).envelope_bytes(4096);
+    let hub = HubOptions::bounded(1).envelope_bytes(4096);
     flow.connect_with(read.output, guilty.input, hub);
     flow.connect(guilty.output, innocent.input);
     flow.connect_with(innocent.output, collect.input, hub);

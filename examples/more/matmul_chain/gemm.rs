@@ -1,6 +1,7 @@
 //! cuBLAS on a stream of wakeline: its reads and writes are declared, and it is ordered with the stream's other work.
 
 use wakeline::{
+    Stream,
     memory::{DeviceSlice, DeviceSliceMut},
     prelude::*,
 };

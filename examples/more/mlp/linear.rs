@@ -2,6 +2,7 @@
 
 use half::f16;
 use wakeline::{
+    Stream,
     memory::{DeviceSlice, DeviceSliceMut},
     prelude::*,
 };

@@ -138,7 +138,7 @@ async fn run(device: &Device, net: &Arc<Net>, load: &Load, most: usize, replay: 
     let answers = Answers { expected: load.expected.clone(), looked_at: 2, rows: rows.clone() };
     let answers = flow.add("answers", answers);
     let layers: Vec<_> = (0..LAYERS).map(|n| flow.add(format!("layer {n}"), Layer::new(net, n)).on(device)).collect();
-    let hub = Hub::bounded(4).envelopes(8).envelope_bytes(most * WIDTH * size_of::<f16>());
+    let hub = HubOptions::bounded(4).envelopes(8).envelope_bytes(most * WIDTH * size_of::<f16>());
     flow.connect_with(requests.rows, layers[0].rows, hub);
     for two in layers.windows(2) {
         flow.connect_with(two[0].out, two[1].rows, hub);

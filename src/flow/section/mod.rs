@@ -164,7 +164,7 @@ impl Flow {
     /// let one = flow.add("one", Double).on(&device);
     /// let two = flow.add("two", Double).on(&device);
     /// let print = flow.add("print", sink(async |x: Envelope<f32>| { println!("{:?}", x.read().await?); Ok(()) }));
-    /// flow.connect_with(read.output, one.input, Hub::bounded(1).envelope_bytes(1 << 10));
+    /// flow.connect_with(read.output, one.input, HubOptions::bounded(1).envelope_bytes(1 << 10));
     /// flow.connect(one.output, two.input);
     /// flow.connect(two.output, print.input);
     ///

@@ -241,7 +241,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
     /// If the chunk is consumed elsewhere, this memory keeps the last content that the chunk had here.
     ///
     /// ```
-    /// use wakeline::{Buffer, ChunkHub, prelude::*};
+    /// use wakeline::{Stream, Buffer, ChunkHub, prelude::*};
     ///
     /// # #[kernel]
     /// # fn double(numbers: &mut [u32]) { numbers.iter_mut().for_each(|n| *n *= 2); }

@@ -52,7 +52,7 @@ use crate::{
 /// it.
 ///
 /// ```
-/// use wakeline::{prelude::*, ChunkHub};
+/// use wakeline::{Stream, prelude::*, ChunkHub};
 ///
 /// # #[kernel]
 /// # fn double(numbers: &mut [f32]) { numbers.iter_mut().for_each(|n| *n *= 2.0); }

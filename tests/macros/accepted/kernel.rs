@@ -2,7 +2,7 @@
 #![deny(missing_docs, missing_debug_implementations, unreachable_pub, warnings)]
 #![allow(dead_code)]
 
-use wakeline::prelude::*;
+use wakeline::{Stream, prelude::*};
 
 /// Adds.
 #[kernel(unsafe(cuda = "saxpy.cu"))]

@@ -13,7 +13,7 @@ struct B {
 }
 
 fn connect(flow: &mut Flow, a: AHandles, b: BHandles) {
-    flow.connect_with(a.out, b.input, Hub::latest());
+    flow.connect_with(a.out, b.input, HubOptions::latest());
 }
 
 fn main() {}

@@ -1,4 +1,4 @@
-use wakeline::prelude::*;
+use wakeline::{Stream, prelude::*};
 
 #[kernel]
 fn scale(_by: f32, _x: &mut [f32]) {}

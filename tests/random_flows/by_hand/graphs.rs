@@ -5,6 +5,7 @@
 //! launches included.
 
 use wakeline::{
+    Stream,
     graph::{Exec, Graph},
     prelude::*,
 };

@@ -102,7 +102,7 @@ impl Builder<'_> {
             ready(Ok(left.map(|left| token(number, *left))))
         };
         let feed = self.flow.add(format!("feed{part}"), source(feed));
-        self.flow.connect_with(feed.output, to, Hub::bounded(FEW));
+        self.flow.connect_with(feed.output, to, HubOptions::bounded(FEW));
     }
 
     fn walk(&mut self, part: usize, walk: &Walk) {
@@ -127,12 +127,12 @@ impl Builder<'_> {
                     gate.resume();
                 }));
             }
-            self.flow.connect_with(added.exit, exit.inputs, Hub::bounded(room));
+            self.flow.connect_with(added.exit, exit.inputs, HubOptions::bounded(room));
             walkers.push(added);
         }
         let show = walk.show.map(|show| self.show(part, show));
         for (from, Walker { ways, .. }) in walk.walkers.iter().enumerate() {
-            let to = ways.map(|to| walkers[to].inputs.with(Hub::bounded(room)));
+            let to = ways.map(|to| walkers[to].inputs.with(HubOptions::bounded(room)));
             match show.filter(|_| from == 0) {
                 Some(show) => self.flow.connect(walkers[from].a, [to[0], show]),
                 None => self.flow.connect(walkers[from].a, to[0]),
@@ -189,9 +189,9 @@ impl Builder<'_> {
             input
         };
         match show.hub {
-            Full::Latest => input.with(Hub::latest()),
-            Full::DropOldest => input.with(Hub::drop_oldest(1)),
-            _ => input.with(Hub::bounded(1)),
+            Full::Latest => input.with(HubOptions::latest()),
+            Full::DropOldest => input.with(HubOptions::drop_oldest(1)),
+            _ => input.with(HubOptions::bounded(1)),
         }
     }
 
@@ -212,8 +212,8 @@ impl Builder<'_> {
                     last = echo.output;
                 }
                 match back {
-                    Full::Latest => self.flow.connect_with(last, input, Hub::latest()),
-                    Full::DropOldest => self.flow.connect_with(last, input, Hub::drop_oldest(1)),
+                    Full::Latest => self.flow.connect_with(last, input, HubOptions::latest()),
+                    Full::DropOldest => self.flow.connect_with(last, input, HubOptions::drop_oldest(1)),
                     _ => self.flow.connect(last, input),
                 }
                 if *feed == Feed::Service {
@@ -233,7 +233,7 @@ impl Builder<'_> {
                 for (from, ways) in ways.iter().enumerate() {
                     for (way, to) in ways.iter().enumerate() {
                         let output = [walkers[from].a, walkers[from].b, walkers[from].c][way];
-                        self.flow.connect_with(output, walkers[*to].inputs, Hub::bounded(FEW));
+                        self.flow.connect_with(output, walkers[*to].inputs, HubOptions::bounded(FEW));
                     }
                     self.flow.connect(walkers[from].exit, exit.inputs);
                 }
@@ -246,10 +246,10 @@ impl Builder<'_> {
                 let mut last = split.one;
                 for at in 0..*relays {
                     let relay = self.flow.add(format!("relay{part}_{at}"), map(async |token: u64| Ok(token)));
-                    self.flow.connect_with(last, relay.input, Hub::bounded(1));
+                    self.flow.connect_with(last, relay.input, HubOptions::bounded(1));
                     last = relay.output;
                 }
-                self.flow.connect_with(last, join.one, Hub::bounded(1));
+                self.flow.connect_with(last, join.one, HubOptions::bounded(1));
                 self.flow.connect(split.other, join.other);
                 self.log(part, join.output);
                 self.feed(part, split.input, &[]);
@@ -257,7 +257,7 @@ impl Builder<'_> {
             Stuck::Kept => {
                 let fill = self.flow.add(format!("fill{part}"), Fill);
                 let window = self.flow.add(format!("window{part}"), Window(Vec::new()));
-                self.flow.connect_with(fill.output, window.input, Hub::bounded(1).envelope_bytes(8));
+                self.flow.connect_with(fill.output, window.input, HubOptions::bounded(1).envelope_bytes(8));
             }
         }
     }

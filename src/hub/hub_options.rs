@@ -1,4 +1,4 @@
-//! [`Hub`]: the configuration of a hub.
+//! [`HubOptions`]: the configuration of a hub.
 
 use super::{Message, when_full::WhenFull};
 use crate::error::{Error, ErrorKind, Result};
@@ -9,11 +9,11 @@ use crate::error::{Error, ErrorKind, Result};
 /// By default [`Flow::connect`](crate::Flow::connect) makes a queue of one message with two envelopes per location.
 /// For an operator that waits for several messages at once the queue holds that many, with one envelope more. Where a
 /// message can have several envelopes, there are as many times more.
-/// [`Flow::connect_with`](crate::Flow::connect_with) takes a `Hub` in place of these defaults.
+/// [`Flow::connect_with`](crate::Flow::connect_with) takes `HubOptions` in place of these defaults.
 ///
 /// ```
-/// use wakeline::Hub;
-/// let hub = Hub::bounded(2).envelopes(3).envelope_bytes(4 << 20);
+/// use wakeline::HubOptions;
+/// let hub = HubOptions::bounded(2).envelopes(3).envelope_bytes(4 << 20);
 /// ```
 ///
 /// | kind | when it is full |
@@ -27,7 +27,7 @@ use crate::error::{Error, ErrorKind, Result};
 /// to do so: one for each message that it queues, one for the writer and one for the reader. It still waits for a
 /// reader that keeps more of them, and for a writer that gets its envelopes from a smaller hub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Hub {
+pub struct HubOptions {
     /// Set together with `when_full`, or `None` if neither was set.
     pub(crate) capacity: Option<usize>,
     pub(crate) when_full: WhenFull,
@@ -37,14 +37,14 @@ pub struct Hub {
     pub(crate) reads_anywhere: bool,
 }
 
-/// A hub that keeps the latest message: see [`Hub::latest`].
+/// The configuration of a hub that keeps the latest message: see [`HubOptions::latest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Latest(());
 
 /// The default number of messages that a hub queues.
 pub(crate) const DEFAULT_CAPACITY: usize = 1;
 
-impl Hub {
+impl HubOptions {
     fn queue(capacity: usize, when_full: WhenFull) -> Self {
         Self { capacity: Some(capacity), when_full, ..Self::default() }
     }
@@ -93,7 +93,7 @@ impl Hub {
     /// it, the caller gets an error only when a newer message replaces the request or the flow ends.
     ///
     /// ```
-    /// use wakeline::{Flow, Hub, operator::source, prelude::*};
+    /// use wakeline::{Flow, HubOptions, operator::source, prelude::*};
     ///
     /// #[derive(Ports)]
     /// struct ScalePorts {
@@ -121,7 +121,7 @@ impl Hub {
     /// let factor = flow.add("factor", source(move || std::future::ready(Ok(once.take()))));
     /// let numbers = flow.add("numbers", source(move || std::future::ready(Ok(numbers.next()))));
     /// let scale = flow.add("scale", Scale);
-    /// flow.connect_with(factor.output, scale.factor, Hub::latest());
+    /// flow.connect_with(factor.output, scale.factor, HubOptions::latest());
     /// flow.connect(numbers.output, scale.numbers);
     /// assert_eq!(flow.run().await?.operator("scale").unwrap().runs, 3);
     /// # Ok::<(), wakeline::Error>(())
@@ -151,7 +151,7 @@ impl Hub {
     }
 
     /// This configuration, with `defaults` for what is not set.
-    pub(crate) fn or(self, defaults: Hub) -> Self {
+    pub(crate) fn or(self, defaults: HubOptions) -> Self {
         let (capacity, when_full) = match self.capacity {
             Some(_) => (self.capacity, self.when_full),
             None => (defaults.capacity, defaults.when_full),
@@ -180,57 +180,56 @@ impl Hub {
 /// Makes a copy of a message that stays in the hub.
 pub(crate) type CloneFn<M> = fn(&M) -> M;
 
-/// A kind of hub for messages of this type: a [`Hub`], or for messages that are `Clone` also one that keeps the
-/// [latest](Hub::latest).
+/// The configuration of a hub for messages of this type: [`HubOptions`], or for messages that are `Clone` also
+/// [`Latest`]. Sealed: implemented for these two only.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a kind of hub for messages of type `{M}`",
-    note = "use a `Hub`, such as `Hub::bounded(4)`, or `Hub::latest()` for messages that are `Clone`"
+    message = "`{Self}` does not configure a hub for messages of type `{M}`",
+    note = "use `HubOptions`, such as `HubOptions::bounded(4)`, or `HubOptions::latest()` for messages that are `Clone`"
 )]
-pub trait HubOf<M: Message> {
+pub trait HubOptionsFor<M: Message> {
     #[doc(hidden)]
-    fn kind(self) -> HubKind<M>;
+    fn typed(self) -> TypedHubOptions<M>;
 }
 
-/// A hub, and how it copies a message that it keeps.
-#[doc(hidden)]
+/// The configuration of a hub, and how the hub copies a message that it keeps.
 #[derive(Debug)]
-pub struct HubKind<M> {
-    pub(crate) hub: Hub,
+pub struct TypedHubOptions<M> {
+    pub(crate) options: HubOptions,
     pub(crate) clone_latest: Option<CloneFn<M>>,
 }
 
-impl<M> HubKind<M> {
+impl<M> TypedHubOptions<M> {
     /// This configuration, with `defaults` for what is not set.
     pub(crate) fn or(self, defaults: Self) -> Self {
-        let hub = self.hub.or(defaults.hub);
-        let keeps = hub.when_full.keeps_latest();
-        Self { hub, clone_latest: self.clone_latest.or(defaults.clone_latest).filter(|_| keeps) }
+        let options = self.options.or(defaults.options);
+        let keeps = options.when_full.keeps_latest();
+        Self { options, clone_latest: self.clone_latest.or(defaults.clone_latest).filter(|_| keeps) }
     }
 }
 
-impl<M> Clone for HubKind<M> {
+impl<M> Clone for TypedHubOptions<M> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<M> Copy for HubKind<M> {}
+impl<M> Copy for TypedHubOptions<M> {}
 
-impl<M: Message> HubOf<M> for HubKind<M> {
-    fn kind(self) -> Self {
+impl<M: Message> HubOptionsFor<M> for TypedHubOptions<M> {
+    fn typed(self) -> Self {
         self
     }
 }
 
-impl<M: Message> HubOf<M> for Hub {
-    fn kind(self) -> HubKind<M> {
-        HubKind { hub: self, clone_latest: None }
+impl<M: Message> HubOptionsFor<M> for HubOptions {
+    fn typed(self) -> TypedHubOptions<M> {
+        TypedHubOptions { options: self, clone_latest: None }
     }
 }
 
-impl<M: Message + Clone> HubOf<M> for Latest {
-    fn kind(self) -> HubKind<M> {
-        HubKind { hub: Hub::queue(1, WhenFull::KeepLatest), clone_latest: Some(M::clone) }
+impl<M: Message + Clone> HubOptionsFor<M> for Latest {
+    fn typed(self) -> TypedHubOptions<M> {
+        TypedHubOptions { options: HubOptions::queue(1, WhenFull::KeepLatest), clone_latest: Some(M::clone) }
     }
 }
 
