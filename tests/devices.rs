@@ -31,6 +31,7 @@ mod replay;
 mod replay_edges;
 mod replay_random;
 mod simulation;
+mod slices;
 mod stalls;
 mod steps;
 mod stream_handling;

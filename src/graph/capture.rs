@@ -90,7 +90,8 @@ impl Capturing {
 
     /// Declares host memory as an input. Copies from it are removed from the graph and become [`Graph::inputs`], with
     /// which the caller copies from any page-locked memory to the same destination. Copies from other page-locked
-    /// memory stay in the graph, which keeps that memory alive: its contents are copied again at each launch.
+    /// memory stay in the graph, which keeps that memory alive: its contents are copied again at each launch. A part of a
+    /// buffer declares all of it: [offsets](super::InputCopy::offset) count from the buffer's start.
     ///
     /// A copied input stays at its destination until it is copied again or a node overwrites it. So from this call on,
     /// the capture reuses no memory. The copy is made before the launch, so [`Graph::capture`] fails if a node uses the
@@ -108,7 +109,8 @@ impl Capturing {
         Ok(())
     }
 
-    /// Declares host memory as an output: exactly one copy in the graph must write it. A copy to any other host memory
+    /// Declares host memory as an output: exactly one copy in the graph must write it. Where several copies write parts of
+    /// a buffer, each [part](crate::memory::SliceMut) is an output. A copy to any other host memory
     /// is an error, as it suggests that the host used the data during the capture, which no launch repeats.
     ///
     /// While the graph exists, a launch may write this memory at any time, so the host reads a copy of it:
@@ -117,10 +119,11 @@ impl Capturing {
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for device memory or memory that is not page-locked.
     pub fn output<T: Plain>(&mut self, to: &mut (impl DeviceSliceMut<T> + ?Sized)) -> Result<()> {
-        let memory = to.view().memory;
-        check_host_memory(memory, "an output")?;
-        self.outputs.push(memory.host_range()?);
-        self.sketch.graph_memory.keep(memory);
+        let view = to.view().bytes::<T>();
+        check_host_memory(view.memory, "an output")?;
+        let start = view.memory.host_range()?.start + view.offset;
+        self.outputs.push(start..start + view.len);
+        self.sketch.graph_memory.keep(view.memory);
         Ok(())
     }
 }

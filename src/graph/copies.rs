@@ -59,10 +59,11 @@ impl InputCopy {
         self.to.0
     }
 
-    /// Enqueues the copy from `from`, for later launches. The copy comes after earlier launches.
+    /// Enqueues the copy from `from`, which stands for the whole input, for later launches. The copy comes after earlier
+    /// launches.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for device memory, for memory that is not page-locked or is too small, for a
+    /// [`Usage`](ErrorKind::Usage) for device memory, for memory that is not page-locked, for fewer elements than the input's, for a
     /// captured stream, for a stream on a device without a copy path to the graph's device, and if the graph was
     /// dropped; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn copy<T: Plain>(&self, stream: &Stream, from: &(impl DeviceSlice<T> + ?Sized)) -> Result<()> {
@@ -83,7 +84,7 @@ impl InputCopy {
             );
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        graph_memory.copy_input(stream, self.to, from.view(), self.offset, self.bytes)
+        graph_memory.copy_input(stream, self.to, from.view().bytes::<T>(), self.offset, self.bytes)
     }
 }
 

@@ -1,14 +1,19 @@
 //! [`Envelope`]: memory lent by a hub, with a valid part.
 
-use std::{fmt, marker::PhantomData, sync::Weak};
+use std::{
+    fmt,
+    marker::PhantomData,
+    ops::{Range, RangeBounds},
+    sync::Weak,
+};
 
-use super::{EnvelopeCount, Message, pool::RawEnvelope};
+use super::{Carries, EnvelopeCount, Message, pool::RawEnvelope};
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
     memory::{
-        Buffer, BufferState, DeviceSlice, DeviceSliceMut, HostAccess, Plain, Sealed, View, ViewMut, elements,
-        elements_mut,
+        Buffer, BufferState, DeviceSlice, DeviceSliceMut, HostAccess, Plain, Sealed, Slice, SliceMut, View, ViewMut,
+        checked_range, elements, elements_mut,
     },
 };
 
@@ -260,6 +265,63 @@ impl<T: Plain> Envelope<T> {
     }
 }
 
+/// Parts of the valid part. They do not change its length.
+impl<T: Plain> Envelope<T> {
+    /// A part of the valid elements, for a kernel, a copy or another library to read: see [`Slice`].
+    ///
+    /// ```
+    /// use wakeline::{Buffer, Envelope, prelude::*};
+    ///
+    /// /// The second of the two planes of a picture, copied to a buffer of its own.
+    /// fn second(picture: &Envelope<u8>, plane: &mut Buffer<u8>, stream: &Stream) -> Result<()> {
+    ///     stream.copy(&picture.slice(picture.len() / 2..)?, plane)
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) for a range that is not within the valid part.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice<'_, T>> {
+        Slice::of(self.view()).slice(self.valid_range(range)?)
+    }
+
+    /// A part of the valid elements, for a kernel, a copy, a fill or another library to write: see [`SliceMut`].
+    ///
+    /// # Errors
+    /// Those of [`slice`](Self::slice).
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<SliceMut<'_, T>> {
+        let range = self.valid_range(range)?;
+        SliceMut::of(self.view_mut()).into_slice(range)
+    }
+
+    /// The valid elements before `at`, and those from `at` on.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) if `at` is greater than the length of the valid part.
+    pub fn split_at(&self, at: usize) -> Result<(Slice<'_, T>, Slice<'_, T>)> {
+        self.valid_range(at..)?;
+        Slice::of(self.view()).split_at(at)
+    }
+
+    /// The valid elements before `at`, and those from `at` on, both for writing at the same time.
+    ///
+    /// # Errors
+    /// Those of [`split_at`](Self::split_at).
+    pub fn split_at_mut(&mut self, at: usize) -> Result<(SliceMut<'_, T>, SliceMut<'_, T>)> {
+        self.valid_range(at..)?;
+        SliceMut::of(self.view_mut()).into_split(at)
+    }
+
+    /// The range as positions in the valid part.
+    pub(super) fn valid_range(&self, range: impl RangeBounds<usize>) -> Result<Range<usize>> {
+        checked_range(range, self.len()).map_err(|error| {
+            let capacity = self.capacity();
+            error.at(format!(
+                "the valid part of an envelope with room for {capacity} elements (see `Envelope::set_len`)"
+            ))
+        })
+    }
+}
+
 /// Makes an envelope of a user's buffer, all of it valid. It belongs to no hub and is freed after its last use.
 impl<T: Plain> From<Buffer<T>> for Envelope<T> {
     fn from(buffer: Buffer<T>) -> Self {
@@ -299,18 +361,20 @@ impl<T: Plain> Message for Envelope<T> {
     }
 }
 
+impl<T: Plain> Carries<T> for Envelope<T> {}
+
 impl<T: Plain> Sealed<T> for Envelope<T> {}
 
 impl<T: Plain> DeviceSlice<T> for Envelope<T> {
     fn view(&self) -> View<'_> {
-        View { memory: self.raw.memory(), len: self.len() }
+        View::of(self.raw.memory(), self.len())
     }
 }
 
 impl<T: Plain> DeviceSliceMut<T> for Envelope<T> {
     fn view_mut(&mut self) -> ViewMut<'_> {
         let len = self.len();
-        ViewMut { memory: self.raw.memory_mut(), len }
+        ViewMut::of(self.raw.memory_mut(), len)
     }
 }
 

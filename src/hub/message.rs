@@ -1,6 +1,6 @@
 //! [`Message`]: a value that travels between operators.
 
-use super::{Envelope, event_names::EventNames, pool::RawEnvelope};
+use super::{event_names::EventNames, pool::RawEnvelope};
 use crate::{memory::Plain, stream::Ticket};
 
 /// A value that travels between operators.
@@ -135,7 +135,6 @@ pub trait Message: Send + 'static {
 )]
 pub trait Carries<T: Plain> {}
 
-impl<T: Plain> Carries<T> for Envelope<T> {}
 impl<T: Plain, M: Carries<T>> Carries<T> for Vec<M> {}
 impl<T: Plain, M: Carries<T>> Carries<T> for Box<M> {}
 impl<T: Plain, M: Carries<T>> Carries<T> for Option<M> {}
@@ -446,6 +445,7 @@ tuple_messages!(A, B, C, D);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Envelope;
 
     const fn count(least: usize, most: Option<usize>) -> EnvelopeCount {
         EnvelopeCount { least, most }

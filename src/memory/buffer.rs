@@ -2,7 +2,9 @@
 
 use std::{fmt, marker::PhantomData, sync::Arc};
 
-use super::{Account, BufferState, HostAccess, Memory, Owned, Plain, bytes_of, elements, elements_mut};
+use super::{
+    Account, BufferState, HostAccess, Memory, Owned, Plain, bytes_of, elements, elements_mut, ordering::MemoryMut,
+};
 use crate::{
     device::{Device, backend::Address},
     error::{Error, ErrorKind, Result},
@@ -213,7 +215,8 @@ impl<T: Plain> fmt::Debug for Buffer<T> {
     }
 }
 
-/// Elements that a kernel or a copy can read: a [`Buffer`], an [`Envelope`](crate::Envelope).
+/// Elements that a kernel or a copy can read: a [`Buffer`], an [`Envelope`](crate::Envelope), a chunk, or a
+/// [`Slice`](crate::memory::Slice) of one.
 ///
 /// Sealed: its implementors track the uses of their memory.
 #[diagnostic::on_unimplemented(
@@ -251,16 +254,51 @@ impl<T: Plain> Sealed<T> for Buffer<T> {}
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     pub(crate) memory: &'a Memory,
+    /// The position of the first element, in bytes. The elements lie within the memory.
+    pub(crate) offset: usize,
     pub(crate) len: usize,
 }
 
-/// Exclusively borrowed elements: no other view of this memory exists at the same time, so no launch gets the same
-/// memory twice.
+/// Exclusively borrowed elements: no other view of these elements exists at the same time, so no launch gets the same
+/// elements twice.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct ViewMut<'a> {
-    pub(crate) memory: &'a mut Memory,
+    pub(crate) memory: MemoryMut<'a>,
+    /// As in [`View`].
+    pub(crate) offset: usize,
     pub(crate) len: usize,
+}
+
+impl<'a> View<'a> {
+    /// The first `len` elements.
+    #[inline]
+    pub(crate) fn of(memory: &'a Memory, len: usize) -> Self {
+        Self { memory, offset: 0, len }
+    }
+
+    /// The same elements, as bytes.
+    pub(crate) fn bytes<T>(self) -> Self {
+        Self { len: self.len * size_of::<T>(), ..self }
+    }
+
+    /// Its address for the backend. Host memory has none.
+    pub(super) fn address(&self) -> Result<Address> {
+        self.memory.address().map(|start| Address(start.0 + self.offset as u64))
+    }
+}
+
+impl<'a> ViewMut<'a> {
+    /// The first `len` elements.
+    #[inline]
+    pub(crate) fn of(memory: &'a mut Memory, len: usize) -> Self {
+        Self { memory: MemoryMut::Whole(memory), offset: 0, len }
+    }
+
+    /// The same elements, as bytes.
+    pub(super) fn bytes<T>(self) -> Self {
+        Self { len: self.len * size_of::<T>(), ..self }
+    }
 }
 
 /// Elements that one operation uses, and how.
@@ -284,13 +322,13 @@ impl Access<'_> {
 
     /// Their address, for work on a stream of the same device.
     pub(super) fn reachable(&self, stream: &Stream) -> Result<Address> {
-        let memory = match self {
-            Self::Read(view) => view.memory,
-            Self::Write(view) => &*view.memory,
+        let (memory, offset) = match self {
+            Self::Read(view) => (view.memory, view.offset),
+            Self::Write(view) => (&*view.memory, view.offset),
         };
         let address = memory.address()?;
         if memory.device() == stream.device() {
-            return Ok(address);
+            return Ok(Address(address.0 + offset as u64));
         }
         Err(Error::new(
             ErrorKind::Usage,
@@ -305,7 +343,7 @@ impl Access<'_> {
     pub(super) fn memory(&self) -> &Memory {
         match self {
             Self::Read(view) => view.memory,
-            Self::Write(view) => view.memory,
+            Self::Write(view) => &view.memory,
         }
     }
 
@@ -327,12 +365,12 @@ impl Access<'_> {
 
 impl<T: Plain> DeviceSlice<T> for Buffer<T> {
     fn view(&self) -> View<'_> {
-        View { memory: &self.memory, len: self.len }
+        View::of(&self.memory, self.len)
     }
 }
 
 impl<T: Plain> DeviceSliceMut<T> for Buffer<T> {
     fn view_mut(&mut self) -> ViewMut<'_> {
-        ViewMut { memory: &mut self.memory, len: self.len }
+        ViewMut::of(&mut self.memory, self.len)
     }
 }

@@ -472,7 +472,7 @@ pub(crate) fn add_conditional(
             "the flag is empty, but its first element is the condition: use a flag with at least one element",
         ));
     }
-    let address = flag.memory.address()?;
+    let address = flag.address()?;
     if flag.memory.device() != stream.device() {
         let text = format!(
             "the flag is on {} and the graph on {}: use a flag on the graph's device",

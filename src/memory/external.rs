@@ -168,9 +168,9 @@ impl<A: Addresses> External<'_, A> {
 
     /// Orders the stream after the uses that its slices must come after, calls the function, and notes the uses. The
     /// function gets the driver's stream, a `CUstream`, and the slices' addresses (`CUdeviceptr`s) in order of
-    /// declaration. The device's context is current, and no lock is held. If a graph uses one of the slices too, other
-    /// threads that launch the graph or use the slice wait until the function has returned, so the function must not
-    /// wait for these threads.
+    /// declaration. The device's context is current, and no lock is held. If a graph uses one of the slices too, or if it
+    /// is a part of memory that was [split](super::SliceMut::split_at_mut), other threads that launch the graph or use the
+    /// memory wait until the function has returned, so the function must not wait for these threads.
     ///
     /// An error or a panic of the function is returned or resumed. The slices count as used in any case, since work
     /// that the function enqueued still runs. On the emulated device the [counterpart](Self::emulated) is enqueued

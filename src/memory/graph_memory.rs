@@ -251,7 +251,7 @@ impl GraphMemory {
         lock(&self.state).unowned.iter().map(|(_, memory)| memory.size).sum()
     }
 
-    /// Enqueues a copy from host memory to memory that the graph's nodes use. The copy comes after all earlier
+    /// Enqueues a copy from host memory, a view of bytes, to memory that the graph's nodes use. The copy comes after all earlier
     /// launches, and later launches come after the copy.
     pub(crate) fn copy_input(
         &self,
@@ -261,16 +261,15 @@ impl GraphMemory {
         from_offset: usize,
         bytes: usize,
     ) -> Result<()> {
-        let from = from.memory;
+        let View { memory: from, offset: start, len: available } = from;
         if stream.capture().is_some() {
             let text = "an input cannot be copied on a captured stream: copy it on the stream that launches the graph";
             return Err(Error::new(ErrorKind::Usage, text));
         }
         from.check_page_locked()?;
-        if from_offset.checked_add(bytes).is_none_or(|end| end > from.bytes) {
+        if from_offset.checked_add(bytes).is_none_or(|end| end > available) {
             let text = format!(
-                "cannot copy {bytes} bytes from offset {from_offset} of memory of {} bytes: the source is too short",
-                from.bytes
+                "cannot copy {bytes} bytes from offset {from_offset} of {available} bytes: the source is too short"
             );
             return Err(Error::new(ErrorKind::Usage, text));
         }
@@ -304,10 +303,10 @@ impl GraphMemory {
         launches.iter().try_for_each(|launch| stream.wait_until_over(launch))?;
         before.map_or(Ok(()), |uses| uses.before_write(stream, bytes >= size, false))?;
         // SAFETY: `to` is in memory that this graph keeps, as was just checked. The memory is not freed before the
-        // ticket has passed, since the ticket is noted as its use. `from` has at least `from_offset + bytes` bytes, and
-        // the ticket is noted in it.
+        // ticket has passed, since the ticket is noted as its use. The view of `from`, which begins at `start`, has at least
+        // `from_offset + bytes` bytes, and the ticket is noted in it.
         let ticket = stream.enqueue(room, |backend, raw| unsafe {
-            let from = Endpoint::Host(from_start.as_ptr().wrapping_add(from_offset));
+            let from = Endpoint::Host(from_start.as_ptr().wrapping_add(start + from_offset));
             backend.copy(raw, Endpoint::Device(to), from, bytes as u64)
         })?;
         from.note_read(&ticket);

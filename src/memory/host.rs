@@ -11,11 +11,14 @@
 //!
 //! A graph launch would not repeat the host's part of such a copy, so in a capture it is an error.
 
-use std::{ptr::NonNull, sync::Arc};
+use std::{ops::Range, ptr::NonNull, sync::Arc};
 
 use smallvec::SmallVec;
 
-use super::{Location, Memory, Owned, memory::Arrivals};
+use super::{
+    Location, Memory, Owned, View,
+    memory::{Arrivals, StagedPart},
+};
 use crate::{
     error::{Error, ErrorKind, Result},
     stream::Stream,
@@ -29,10 +32,15 @@ use crate::{
 pub(super) unsafe fn transfer_arrivals(location: Location, bytes: usize, arrivals: &mut Arrivals) -> Result<()> {
     let Location::Host(to) = location else { return Ok(()) };
     // All or none: while one arrival is tainted, every access fails with its error until the memory is overwritten.
-    let all: SmallVec<[&[u8]; 1]> = arrivals.iter().map(|arrival| arrival.host_slice()).collect::<Result<_>>()?;
-    for from in all {
-        // SAFETY: the length is at most that of either; the arrival is separate memory.
-        unsafe { to.copy_from_nonoverlapping(NonNull::from(from).cast(), from.len().min(bytes)) };
+    let all: SmallVec<[(usize, &[u8]); 1]> = arrivals
+        .iter()
+        .map(|arrival| arrival.memory.host_slice().map(|from| (arrival.offset, from)))
+        .collect::<Result<_>>()?;
+    for (offset, from) in all {
+        let count = from.len().min(bytes.saturating_sub(offset));
+        // SAFETY: `count` bytes from `offset` on lie within the memory, and are at most the arrival's; the arrival is
+        // separate memory.
+        unsafe { to.add(offset.min(bytes)).copy_from_nonoverlapping(NonNull::from(from).cast(), count) };
     }
     arrivals.clear();
     Ok(())
@@ -154,39 +162,44 @@ impl Memory {
         let arrivals = lock(arrivals).clone();
         for arrival in arrivals {
             // Dropped after the lock is released.
-            let open = arrival.uses().all();
-            arrival.uses().forget_passed();
+            let open = arrival.memory.uses().all();
+            arrival.memory.uses().forget_passed();
             drop(open);
         }
     }
 
-    /// Calls `show` with each piece of memory from which `stream` must copy to get the first `bytes` bytes: the last
-    /// arrival that is not yet transferred, preceded, if it is shorter than `bytes`, by earlier arrivals or a copy that
-    /// is made now.
+    /// Calls `show` with each piece of memory from which `stream` must copy to get the bytes of `range`: the last arrival
+    /// that is not yet transferred and, if it does not cover the range, before it earlier arrivals or a copy that is made
+    /// now. The arguments are a view of bytes, and their position in the range.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) while data is on its way from a device that the stream's device cannot copy from.
     pub(super) fn staged(
         &self,
         stream: &Stream,
-        bytes: usize,
-        mut show: impl FnMut(&Memory, usize) -> Result<()>,
+        range: Range<usize>,
+        mut show: impl FnMut(View<'_>, usize) -> Result<()>,
     ) -> Result<()> {
         let first = self.host_pointer()?;
+        let bytes = range.len();
         // If a copy on the host is needed, its memory is allocated without the lock, since an allocation may take long.
         let mut blank = None;
         let (now, arrivals) = loop {
             let _later = Deferred::new();
             let mut arrivals = lock(self.arrivals());
-            if arrivals.iter().any(|arrival| !arrival.device().copies_with(stream.device())) {
+            if arrivals.iter().any(|arrival| !arrival.memory.device().copies_with(stream.device())) {
                 // The stream's device cannot copy from the arrival, so a completed arrival is transferred to the host
                 // memory first. SAFETY: as in `Memory::transfer_arrivals`.
                 unsafe { transfer_arrivals(self.location, self.bytes, &mut arrivals) }?;
             }
-            let whole = arrivals.iter().rposition(|arrival| arrival.bytes() >= bytes);
-            // No arrival is added in the meantime, since that needs exclusive access to the value, and a transfer does
-            // not change the contents of an arrival.
-            let on_their_way: SmallVec<[_; 1]> = arrivals[whole.unwrap_or(0)..].iter().cloned().collect();
+            let covers = |arrival: &StagedPart| {
+                let there = arrival.range();
+                there.start <= range.start && range.end <= there.end
+            };
+            let whole = arrivals.iter().rposition(covers);
+            // No arrival with bytes of the range is added in the meantime, since that needs exclusive access to them, and a
+            // transfer does not change the contents of an arrival.
+            let on_their_way: Arrivals = arrivals[whole.unwrap_or(0)..].iter().cloned().collect();
             if whole.is_some() {
                 break (None, on_their_way);
             }
@@ -196,28 +209,43 @@ impl Memory {
                 continue;
             };
             self.device.backend().host_access(first.as_ptr(), self.bytes, false)?;
-            // SAFETY: the memory is owned by this value and has at least `bytes` bytes, as `copy` has checked. No
-            // stream writes to it, the host writes only through the value, which is borrowed, and arrivals are
+            // SAFETY: the memory is owned by this value, and the range lies within it, as `copy_bytes` has checked. No
+            // stream writes to it, the host writes only through the value, of which the range is borrowed, and arrivals are
             // transferred under the lock held here.
-            let host = unsafe { std::slice::from_raw_parts(first.as_ptr(), bytes) };
+            let host = unsafe { std::slice::from_raw_parts(first.add(range.start).as_ptr(), bytes) };
             copy.host_slice_mut()?.copy_from_slice(host);
             break (Some(copy), on_their_way);
         };
-        now.iter().try_for_each(|copy| show(copy, bytes))?;
-        arrivals.iter().try_for_each(|arrival| show(arrival, arrival.bytes().min(bytes)))
+        now.iter().try_for_each(|copy| show(View::of(copy, bytes), 0))?;
+        arrivals.iter().try_for_each(|arrival| {
+            let there = arrival.range();
+            let (start, end) = (there.start.max(range.start), there.end.min(range.end));
+            if start >= end {
+                return Ok(());
+            }
+            show(View { memory: &arrival.memory, offset: start - there.start, len: end - start }, start - range.start)
+        })
     }
 
     fn arrivals(&self) -> &Mutex<Arrivals> {
         self.arrivals.get_or_init(|| Box::new(Mutex::at(Level::Arrivals, Arrivals::new())))
     }
 
-    /// Adds an arrival whose copy was enqueued.
-    pub(super) fn add_arrival(&mut self, arrival: Owned) {
-        self.arrivals();
-        let arrivals = self.arrivals.get_mut().expect("just made").get_mut();
-        // Arrivals that the new one covers completely are no longer needed.
-        arrivals.retain(|before| before.bytes() > arrival.bytes());
-        arrivals.push(Arc::new(arrival));
+    /// Adds an arrival whose copy was enqueued, for the bytes from `offset` on, to which the caller has exclusive access.
+    pub(super) fn add_arrival(&self, arrival: Owned, offset: usize) {
+        let arrival = StagedPart { memory: Arc::new(arrival), offset };
+        let new = arrival.range();
+        let mut arrivals = lock(self.arrivals());
+        // Arrivals that the new one covers completely are no longer needed. Dropped without the lock.
+        let is_covered = |before: &StagedPart| {
+            let old = before.range();
+            new.start <= old.start && old.end <= new.end
+        };
+        let covered: Arrivals = arrivals.iter().filter(|before| is_covered(before)).cloned().collect();
+        arrivals.retain(|before| !is_covered(before));
+        arrivals.push(arrival);
+        drop(arrivals);
+        drop(covered);
     }
 
     /// Transfers the arrivals before an access by the host. No write to the memory is in flight.
@@ -230,8 +258,8 @@ impl Memory {
             return Ok(());
         }
         // SAFETY: the memory is owned by this value. No slice of the memory exists: a slice that was made before these
-        // arrivals has ended, as `add_arrival` needs exclusive access, and no slice is made before they are
-        // transferred, under this lock.
+        // arrivals has ended, as an arrival is added only with exclusive access to its bytes, and no slice is made before
+        // they are transferred, under this lock.
         unsafe { transfer_arrivals(self.location, self.bytes, &mut arrivals) }
     }
 }
@@ -244,7 +272,7 @@ mod tests {
     use crate::{
         Buffer,
         device::{Device, Emulated, Faults},
-        memory::{DeviceSlice, DeviceSliceMut, transfer},
+        memory::DeviceSlice,
     };
 
     /// The loss of a device becomes known after the last write of the memory was found to be valid, and before the
@@ -261,7 +289,7 @@ mod tests {
         of_lost.host_function(move || _ = wait.recv()).unwrap();
         let mut tainted = Buffer::<u8>::new(&lost, 8).unwrap();
         of_lost.copy(&Buffer::<u8>::new(&lost, 8).unwrap(), &mut tainted).unwrap();
-        transfer::copy(&stream, tainted.view().memory, mine.view_mut().memory, 4).unwrap();
+        stream.copy(&tainted.slice(..4).unwrap(), &mut mine.slice_mut(..4).unwrap()).unwrap();
         drop(go);
         assert!(of_lost.synchronize_blocking().is_err() && stream.synchronize_blocking().is_err());
         for look in 0..3 {

@@ -17,11 +17,11 @@ unsafe impl Send for Location {}
 unsafe impl Sync for Location {}
 
 impl Location {
-    /// One end of a copy.
-    pub(super) fn endpoint(self) -> Endpoint {
+    /// One end of a copy, this many bytes behind the start.
+    pub(super) fn endpoint(self, offset: usize) -> Endpoint {
         match self {
-            Self::Device(address) => Endpoint::Device(address),
-            Self::Host(pointer) => Endpoint::Host(pointer.as_ptr()),
+            Self::Device(address) => Endpoint::Device(Address(address.0 + offset as u64)),
+            Self::Host(pointer) => Endpoint::Host(pointer.as_ptr().wrapping_add(offset)),
         }
     }
 }

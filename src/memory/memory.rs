@@ -5,7 +5,7 @@ use std::{
     any::Any,
     fmt,
     mem::ManuallyDrop,
-    ops::{Deref, DerefMut},
+    ops::{Deref, DerefMut, Range},
     sync::{Arc, OnceLock},
 };
 
@@ -38,7 +38,7 @@ pub(crate) struct Memory {
     /// True for memory of the user that must not be written.
     pub(super) read_only: bool,
     pub(super) uses: Mutex<Uses>,
-    /// Set once graphs use the memory too; from then on its uses are recorded here.
+    /// Set once graphs use the memory too, or parts of it are used; from then on its uses are recorded here.
     pub(super) shared: OnceLock<Arc<SharedUses>>,
     /// For staged memory (see [`host`](super::host)): copies from devices that are not yet transferred to it, oldest
     /// first. Allocated at the first copy.
@@ -49,7 +49,21 @@ pub(crate) struct Memory {
     pub(super) origin: Option<Arc<dyn Origin>>,
 }
 
-pub(super) type Arrivals = SmallVec<[Arc<Owned>; 1]>;
+pub(super) type Arrivals = SmallVec<[StagedPart; 1]>;
+
+/// A copy from a device that is not yet transferred to staged memory: its data, and its offset there in bytes.
+#[derive(Clone)]
+pub(super) struct StagedPart {
+    pub(super) memory: Arc<Owned>,
+    pub(super) offset: usize,
+}
+
+impl StagedPart {
+    /// The bytes of the staged memory that it overwrites.
+    pub(super) fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.memory.bytes()
+    }
+}
 
 /// The source of a piece of memory, to which the memory returns.
 pub(super) trait Origin: Any + Send + Sync {
@@ -157,9 +171,10 @@ impl Memory {
         }
     }
 
-    /// One end of a copy. The memory may be written through it only in the order that `uses` maintains.
-    pub(super) fn endpoint(&self) -> Endpoint {
-        self.location.endpoint()
+    /// One end of a copy, this many bytes behind the start. The memory may be written through it only in the order that
+    /// `uses` maintains.
+    pub(super) fn endpoint(&self, offset: usize) -> Endpoint {
+        self.location.endpoint(offset)
     }
 
     /// True for memory of the user that must not be written.
@@ -221,7 +236,7 @@ impl Memory {
         drop((uses, std::mem::take(&mut self.arrivals)));
     }
 
-    /// The uses that the memory shares with graphs. Created at the first call; from then on all uses are recorded
+    /// The uses that the memory shares with graphs, or its parts with each other. Created at the first call; from then on all uses are recorded
     /// there.
     pub(super) fn shared_uses(&self) -> &Arc<SharedUses> {
         if let Some(shared) = self.shared.get() {

@@ -29,7 +29,7 @@
 //! | `ordering` | the waits of an operation for the uses that it comes after |
 //! | `heap`, `reclaim`, `ordered` | the heap of an allocator, memory that is dropped, the driver's own pool |
 //! | `arena`, `alloc` | all heaps of a device, and which memory a request gets |
-//! | `plain`, `buffer`, `allocator`, `host`, `wrapped` | typed memory, the host's access, the user's own memory |
+//! | `plain`, `buffer`, `slice`, `allocator`, `host`, `wrapped` | typed memory and its parts, the host's access, the user's own memory |
 //! | `waiting`, `reserve` | tasks and operators that wait for memory |
 //! | `transfer`, `launch`, `shape`, `external`, `cudarc` | the operations |
 //! | `graph_memory`, `execution` | the memory that a graph keeps, and its launches |
@@ -59,6 +59,7 @@ mod reclaim;
 mod reserve;
 pub(crate) mod shape;
 mod shared_uses;
+mod slice;
 mod state;
 mod stats;
 pub(crate) mod transfer;
@@ -84,6 +85,8 @@ pub(crate) use plain::{bytes_of, elements, elements_mut};
 #[doc(hidden)]
 pub use reserve::Reservation;
 pub(crate) use reserve::{MemoryWait, ReserveBlocker};
+pub(crate) use slice::checked_range;
+pub use slice::{Slice, SliceMut};
 pub use state::BufferState;
 pub use stats::MemoryStats;
 pub use uses::HostAccess;

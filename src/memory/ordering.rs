@@ -1,9 +1,11 @@
 //! The order of the uses of a piece of memory: each use makes its stream wait for the uses that it must come after, and is
 //! then noted.
 
+use std::ops::Deref;
+
 use smallvec::SmallVec;
 
-use super::{HostAccess, Memory, uses::query_readers};
+use super::{HostAccess, Memory, Owned, uses::query_readers};
 use crate::{
     error::{Error, ErrorKind, Result},
     mutants::{self, Mutant},
@@ -45,21 +47,40 @@ impl Memory {
 
     #[inline]
     fn before_write_of(&mut self, stream: &Stream, whole: bool) -> Result<()> {
-        self.check_copy_path(stream)?;
-        if let Some(capture) = stream.capture() {
-            return self.before_captured(stream, capture, true);
-        }
-        self.check_not_captured(stream)?;
-        if !self.device.tracked() {
-            return self.before_untracked(stream, true);
-        }
         if self.shared.get().is_some() {
-            // Not under the lock: a wait may wake tasks.
-            let uses = self.uses().clone();
-            return uses.before_write(stream, whole, self.survives_other_devices());
+            return self.before_shared_write_of(stream, whole);
+        }
+        if self.is_ordered_elsewhere(stream)? {
+            return Ok(());
         }
         let outlives = self.survives_other_devices();
         self.uses_mut().before_write(stream, whole, outlives)
+    }
+
+    /// Like [`before_write_of`](Self::before_write_of), for memory with [shared uses](Self::shared_uses), whose users
+    /// hold the use lock.
+    fn before_shared_write_of(&self, stream: &Stream, whole: bool) -> Result<()> {
+        if self.is_ordered_elsewhere(stream)? {
+            return Ok(());
+        }
+        // Not under the lock: a wait may wake tasks.
+        let uses = self.uses().clone();
+        uses.before_write(stream, whole, self.survives_other_devices())
+    }
+
+    /// Checks that a stream may write, and orders the write if that is not up to the memory's own uses: in a capture, or
+    /// on an untracked device. Returns whether it is ordered.
+    #[inline]
+    fn is_ordered_elsewhere(&self, stream: &Stream) -> Result<bool> {
+        self.check_copy_path(stream)?;
+        if let Some(capture) = stream.capture() {
+            return self.before_captured(stream, capture, true).map(|()| true);
+        }
+        self.check_not_captured(stream)?;
+        if !self.device.tracked() {
+            return self.before_untracked(stream, true).map(|()| true);
+        }
+        Ok(false)
     }
 
     /// Called before a write or a read if the test hook has disabled tracking on the memory's device. Two streams on
@@ -104,6 +125,15 @@ impl Memory {
     pub(crate) fn note_write(&mut self, ticket: &Ticket) {
         match ticket.stream().capture() {
             None => self.uses_mut().written_by(ticket),
+            Some(capture) => self.note_captured(ticket, capture, true),
+        }
+    }
+
+    /// Like [`note_write`](Self::note_write), for memory with [shared uses](Self::shared_uses), whose users hold the use
+    /// lock.
+    fn note_shared_write(&self, ticket: &Ticket) {
+        match ticket.stream().capture() {
+            None => self.uses().written_by(ticket),
             Some(capture) => self.note_captured(ticket, capture, true),
         }
     }
@@ -154,5 +184,87 @@ impl Memory {
         let open = uses.open(write);
         drop(uses);
         HostAccess::of(captured.into_iter().map(|ticket| (ticket, true)).chain(open))
+    }
+}
+
+/// Memory that may be written.
+#[derive(Debug)]
+pub(crate) enum MemoryMut<'a> {
+    /// All of it is borrowed exclusively: its uses need no lock.
+    Whole(&'a mut Memory),
+    /// A part of it is borrowed exclusively, by [`SliceMut::split_at_mut`](super::SliceMut::split_at_mut). Other threads
+    /// may use other parts at the same time, so its uses are [shared](Memory::shared_uses), and are serialised by the use
+    /// lock like those of memory that graphs use.
+    Part(&'a Memory),
+}
+
+impl<'a> MemoryMut<'a> {
+    /// Memory of which several parts will be used at the same time.
+    pub(super) fn part_of(memory: &'a Memory) -> Self {
+        memory.shared_uses();
+        Self::Part(memory)
+    }
+
+    #[inline]
+    pub(super) fn reborrow(&mut self) -> MemoryMut<'_> {
+        match self {
+            Self::Whole(memory) => MemoryMut::Whole(memory),
+            Self::Part(memory) => MemoryMut::Part(memory),
+        }
+    }
+
+    #[inline]
+    pub(super) fn into_shared(self) -> &'a Memory {
+        match self {
+            Self::Whole(memory) => memory,
+            Self::Part(memory) => memory,
+        }
+    }
+
+    /// See [`Memory::before_write`].
+    #[inline]
+    pub(super) fn before_write(&mut self, stream: &Stream) -> Result<()> {
+        match self {
+            Self::Whole(memory) => memory.before_write(stream),
+            Self::Part(memory) => memory.before_shared_write_of(stream, false),
+        }
+    }
+
+    /// See [`Memory::before_overwrite`]. The write overwrites `bytes` bytes from `offset` on.
+    #[inline]
+    pub(super) fn before_overwrite(&mut self, stream: &Stream, offset: usize, bytes: usize) -> Result<()> {
+        match self {
+            Self::Whole(memory) if offset == 0 => memory.before_overwrite(stream, bytes),
+            _ => self.before_write(stream),
+        }
+    }
+
+    /// See [`Memory::note_write`].
+    #[inline]
+    pub(super) fn note_write(&mut self, ticket: &Ticket) {
+        match self {
+            Self::Whole(memory) => memory.note_write(ticket),
+            Self::Part(memory) => memory.note_shared_write(ticket),
+        }
+    }
+
+    /// See [`Memory::add_arrival`].
+    pub(super) fn add_arrival(&mut self, arrival: Owned, offset: usize) {
+        match self {
+            Self::Whole(memory) => memory.add_arrival(arrival, offset),
+            Self::Part(memory) => memory.add_arrival(arrival, offset),
+        }
+    }
+}
+
+impl Deref for MemoryMut<'_> {
+    type Target = Memory;
+
+    #[inline]
+    fn deref(&self) -> &Memory {
+        match self {
+            Self::Whole(memory) => memory,
+            Self::Part(memory) => memory,
+        }
     }
 }

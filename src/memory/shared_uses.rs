@@ -1,4 +1,4 @@
-//! [`SharedUses`]: the uses of memory that graphs share with its owner; and the [use lock](UseLockGuard), which each of
+//! [`SharedUses`]: the uses of memory that graphs share with its owner, or its parts with each other; and the [use lock](UseLockGuard), which each of
 //! these uses acquires.
 
 use std::{cell::Cell, ops::Range, sync::Arc};

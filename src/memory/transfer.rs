@@ -1,6 +1,6 @@
 //! Copies and fills, tracked.
 
-use super::{DeviceSlice, DeviceSliceMut, Memory, Plain, use_lock::UseLockGuard};
+use super::{DeviceSlice, DeviceSliceMut, Memory, Plain, View, ViewMut, use_lock::UseLockGuard};
 use crate::{
     device::backend::{Address, Pattern},
     error::{Error, ErrorKind, Result},
@@ -9,66 +9,75 @@ use crate::{
 
 /// Enqueues a copy of the first `bytes` bytes.
 pub(crate) fn copy(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Result<()> {
-    if bytes > from.bytes() || bytes > to.bytes() {
+    copy_bytes(stream, View::of(from, bytes), ViewMut::of(to, bytes))
+}
+
+/// Enqueues a copy between two views of bytes, of the same length.
+fn copy_bytes(stream: &Stream, from: View<'_>, mut to: ViewMut<'_>) -> Result<()> {
+    let bytes = from.len;
+    let behind = |memory: &Memory, offset: usize| memory.bytes().saturating_sub(offset);
+    let (available, room) = (behind(from.memory, from.offset), behind(&to.memory, to.offset));
+    if bytes > available || bytes > room {
         return Err(Error::new(
             ErrorKind::Usage,
-            format!(
-                "cannot copy {bytes} bytes from memory of {} bytes to memory of {} bytes",
-                from.bytes(),
-                to.bytes()
-            ),
+            format!("cannot copy {bytes} bytes from memory of {available} bytes to memory of {room} bytes"),
         ));
     }
     if bytes == 0 {
         return Ok(());
     }
-    to.check_writable()?;
+    to.memory.check_writable()?;
     if stream.capture().is_some() {
-        from.check_page_locked()?;
-        to.check_page_locked()?;
+        from.memory.check_page_locked()?;
+        to.memory.check_page_locked()?;
     }
-    if from.is_staged() {
-        return from.staged(stream, bytes, |staged, bytes| copy_to(stream, staged, to, bytes));
+    if from.memory.is_staged() {
+        return from.memory.staged(stream, from.offset..from.offset + bytes, |staged, at| {
+            let to = ViewMut { memory: to.memory.reborrow(), offset: to.offset + at, len: staged.len };
+            copy_to(stream, staged, to)
+        });
     }
-    copy_to(stream, from, to, bytes)
+    copy_to(stream, from, to)
 }
 
 /// Copies from memory that a device can copy from.
-fn copy_to(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Result<()> {
-    if !to.is_staged() {
-        return enqueue(stream, from, to, bytes);
+fn copy_to(stream: &Stream, from: View<'_>, mut to: ViewMut<'_>) -> Result<()> {
+    if !to.memory.is_staged() {
+        return enqueue(stream, from, to);
     }
-    let mut arrival = Memory::pinned_for(stream, bytes)?;
-    let (room, use_lock) =
-        stream.make_room(|| UseLockGuard::for_memory([from.shared.get(), to.shared.get()].into_iter()))?;
+    let mut arrival = Memory::pinned_for(stream, from.len)?;
+    let (room, use_lock) = stream
+        .make_room(|| UseLockGuard::for_memory([from.memory.shared.get(), to.memory.shared.get()].into_iter()))?;
     // Comes after earlier arrivals: they are accessed only once the last one has arrived.
-    to.before_overwrite(stream, bytes)?;
-    let ticket = put(stream, room, from, &mut arrival, bytes)?;
-    to.note_write(&ticket);
+    to.memory.before_overwrite(stream, to.offset, from.len)?;
+    let ticket = put(stream, room, from, ViewMut::of(&mut arrival, from.len))?;
+    to.memory.note_write(&ticket);
     drop(use_lock);
-    to.add_arrival(arrival);
+    to.memory.add_arrival(arrival, to.offset);
     Ok(())
 }
 
 /// Copies between memories that a device can access directly.
-fn enqueue(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Result<()> {
-    let (room, _use_lock) =
-        stream.make_room(|| UseLockGuard::for_memory([from.shared.get(), to.shared.get()].into_iter()))?;
-    put(stream, room, from, to, bytes).map(drop)
+fn enqueue(stream: &Stream, from: View<'_>, to: ViewMut<'_>) -> Result<()> {
+    let (room, _use_lock) = stream
+        .make_room(|| UseLockGuard::for_memory([from.memory.shared.get(), to.memory.shared.get()].into_iter()))?;
+    put(stream, room, from, to).map(drop)
 }
 
 /// Like [`enqueue`], called with room in the queue and the use lock of all memory involved: uses are inspected only
 /// while both are held.
 #[inline]
-fn put(stream: &Stream, room: EnqueuePermit<'_>, from: &Memory, to: &mut Memory, bytes: usize) -> Result<Ticket> {
-    from.before_read(stream)?;
-    to.before_overwrite(stream, bytes)?;
-    // SAFETY: both are at least `bytes` long, as the caller has checked. They stay valid until the copy is done: the
-    // ticket is noted in both before any other code can drop them, and memory with an open ticket is not freed.
-    let ticket = stream
-        .enqueue(room, |backend, raw| unsafe { backend.copy(raw, to.endpoint(), from.endpoint(), bytes as u64) })?;
-    from.note_read(&ticket);
-    to.note_write(&ticket);
+fn put(stream: &Stream, room: EnqueuePermit<'_>, from: View<'_>, mut to: ViewMut<'_>) -> Result<Ticket> {
+    let bytes = from.len;
+    from.memory.before_read(stream)?;
+    to.memory.before_overwrite(stream, to.offset, bytes)?;
+    let (target, source) = (to.memory.endpoint(to.offset), from.memory.endpoint(from.offset));
+    // SAFETY: both have at least `bytes` bytes from their offsets on, as `copy_bytes` has checked. They stay valid until the
+    // copy is done: the ticket is noted in both before any other code can drop them, and memory with an open ticket is not
+    // freed.
+    let ticket = stream.enqueue(room, |backend, raw| unsafe { backend.copy(raw, target, source, bytes as u64) })?;
+    from.memory.note_read(&ticket);
+    to.memory.note_write(&ticket);
     Ok(ticket)
 }
 
@@ -105,7 +114,8 @@ pub(crate) fn zero(stream: &Stream, to: &mut Memory, from: usize, until: usize) 
 }
 
 impl Stream {
-    /// Enqueues a copy of all elements, between any two places. This never waits for the stream: host memory that is
+    /// Enqueues a copy of all elements, between any two places. For a part of a buffer or an envelope, copy from or to a
+    /// [`Slice`](super::Slice) of it. This never waits for the stream: host memory that is
     /// not page-locked is copied through page-locked memory, in part by the host.
     ///
     /// # Errors
@@ -124,7 +134,7 @@ impl Stream {
                 format!("cannot copy {} elements to {} elements: the lengths must be equal", from.len, to.len),
             ));
         }
-        copy(self, from.memory, to.memory, from.len * size_of::<T>())
+        copy_bytes(self, from.bytes::<T>(), to.bytes::<T>())
     }
 
     /// Enqueues a fill of device memory: every element becomes `value`. Supports elements of 1, 2 or 4 bytes, and
@@ -133,7 +143,7 @@ impl Stream {
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for host memory, memory of another device, or a value that is not such a pattern; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn fill<T: Plain>(&self, to: &mut (impl DeviceSliceMut<T> + ?Sized), value: T) -> Result<()> {
-        let to = to.view_mut();
+        let mut to = to.view_mut();
         let bytes = to.len * size_of::<T>();
         if bytes == 0 {
             return Ok(());
@@ -144,10 +154,12 @@ impl Stream {
                 "a fill repeats a pattern of 1, 2 or 4 bytes, which this value is not: use a kernel",
             )
         })?;
-        let address = fill_address(self, to.memory)?;
+        let address = Address(fill_address(self, &to.memory)?.0 + to.offset as u64);
         let (room, _use_lock) = self.make_room(|| to.memory.use_lock())?;
-        to.memory.before_overwrite(self, bytes)?;
-        // SAFETY: the memory is `bytes` long. It stays valid until the fill is done, as the ticket is noted in it.
+        to.memory.before_overwrite(self, to.offset, bytes)?;
+        // SAFETY: the view's elements, `bytes` bytes from its offset on, lie within the memory. The address is a multiple of
+        // the pattern's width, which divides the size of an element and so the offset. The memory stays valid until the fill
+        // is done, as the ticket is noted in it.
         let ticket = self.enqueue(room, |backend, raw| unsafe { backend.fill(raw, address, pattern, bytes as u64) })?;
         to.memory.note_write(&ticket);
         Ok(())

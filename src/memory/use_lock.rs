@@ -1,4 +1,4 @@
-//! [`UseLock`]: serialises the uses of memory that graphs share; [`UseLockGuard`] is its guard.
+//! [`UseLock`]: serialises the uses of memory that graphs share, or that is used in parts; [`UseLockGuard`] is its guard.
 //!
 //! ```text
 //!   acquire ──> check the uses of the memory, and make the stream wait for them ──> enqueue ──> note ──> drop
@@ -6,7 +6,7 @@
 //!     └── no effect if this thread holds the lock already
 //! ```
 //!
-//! A launch does not borrow its memory. If another use was enqueued between a launch's check and its note, neither
+//! A launch does not borrow its memory, and two parts of one memory may be borrowed on two threads. If another use was enqueued between a launch's check and its note, neither
 //! would wait for the other. So the lock is held from check to note, and acquired before the other locks: the resources
 //! of an exec, the uses of a piece of memory, a stream's order.
 //!

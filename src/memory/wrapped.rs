@@ -297,7 +297,7 @@ impl Returned {
             self.device.check()?;
         }
         for arrival in &self.arrivals {
-            arrival.host_access(false).wait().await?;
+            arrival.memory.host_access(false).wait().await?;
         }
         self.uses = Uses::default();
         // SAFETY: this value holds the owner, so nothing else accesses its memory, and no stream uses it.

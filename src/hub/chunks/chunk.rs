@@ -1,6 +1,13 @@
 //! [`Chunk`]: the guard of a chunk that a link was given, until it is committed or dropped.
 
-use std::{any::Any, fmt, marker::PhantomData, mem, ops::Deref, sync::Arc};
+use std::{
+    any::Any,
+    fmt,
+    marker::PhantomData,
+    mem,
+    ops::{Deref, RangeBounds},
+    sync::Arc,
+};
 
 use super::{
     core::{Registration, Structure, sole},
@@ -10,7 +17,7 @@ use super::{
 use crate::{
     error::{Error, ErrorKind, Result},
     hub::envelope::Envelope,
-    memory::{DeviceSlice, DeviceSliceMut, Plain, Sealed, View, ViewMut},
+    memory::{DeviceSlice, DeviceSliceMut, Plain, Sealed, SliceMut, View, ViewMut},
     sync::DiscardOnDrop,
 };
 
@@ -243,6 +250,27 @@ impl<K: Writes, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
         self.envelope_mut().swap(other.envelope_mut())?;
         mem::swap(&mut self.structure, &mut other.structure);
         Ok(())
+    }
+}
+
+impl<K: Writes, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
+    /// A part of the valid elements to write: see [`Envelope::slice_mut`]. To read one: [`Envelope::slice`].
+    ///
+    /// # Errors
+    /// Those of [`Envelope::slice_mut`].
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<SliceMut<'_, T>> {
+        // The chunk counts as written only if there is such a part.
+        let range = self.envelope().valid_range(range)?;
+        self.envelope_mut().slice_mut(range)
+    }
+
+    /// The valid elements before `at`, and those from `at` on, both for writing: see [`Envelope::split_at_mut`].
+    ///
+    /// # Errors
+    /// Those of [`Envelope::split_at_mut`].
+    pub fn split_at_mut(&mut self, at: usize) -> Result<(SliceMut<'_, T>, SliceMut<'_, T>)> {
+        self.envelope().valid_range(at..)?;
+        self.envelope_mut().split_at_mut(at)
     }
 }
 

@@ -125,7 +125,7 @@ impl OpenEnd {
     /// Sets the outer end. True if the node copies `bytes` bytes from now on; otherwise the node is disabled.
     pub(super) fn set(&mut self, device: &Device, exec: RawExec, memory: &Memory, bytes: usize) -> Result<bool> {
         let fits = (1..=self.bytes.min(memory.bytes())).contains(&bytes) && memory.is_at(device);
-        let place = memory.endpoint();
+        let place = memory.endpoint(0);
         if fits && self.on && self.outer == Some((place, bytes)) {
             return Ok(true);
         }
@@ -160,7 +160,9 @@ impl OpenEnd {
                 Direction::In => given.read,
                 Direction::Out => given.written,
             };
-            used && self.outer.is_some_and(|(at, bytes)| at == given.memory.endpoint() && bytes <= given.memory.bytes())
+            used && self
+                .outer
+                .is_some_and(|(at, bytes)| at == given.memory.endpoint(0) && bytes <= given.memory.bytes())
         };
         if !self.on || given.iter().any(covers) {
             return Ok(());
