@@ -4,7 +4,7 @@ use std::thread;
 
 use common::*;
 use futures::FutureExt;
-use wakeline::{device::Emulated, graph::Graph, memory::DeviceSlice, prelude::*};
+use wakeline::{Stream, device::Emulated, graph::Graph, memory::DeviceSlice, prelude::*};
 
 const LEN: usize = 64;
 
