@@ -36,5 +36,6 @@ mod service_ends;
 mod service_over_http;
 mod waits_given_up;
 mod waits_in_run;
+mod with_cx;
 
 common::gpu_tests_run_where_required!();
