@@ -38,6 +38,7 @@ mod service_over_http;
 mod unsent;
 mod waits_given_up;
 mod waits_in_run;
+mod with_cx;
 
 common::gpu_tests_run_where_required!();
 common::every_kernel_compiles!();

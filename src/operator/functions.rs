@@ -69,7 +69,7 @@ where
 }
 
 /// An operator that applies an async function to each message and sends the result. Its ports are `input` and `output`.
-/// For what the function may capture, see [`sink`].
+/// For what the function may capture, see [`sink`]; for one that launches a kernel, [`map_with`](super::map_with).
 pub fn map<A, B, F, R>(function: F) -> Map<F, A, B>
 where
     A: Message,
@@ -84,7 +84,7 @@ where
 ///
 /// A function that keeps state between messages must change it before its async block, since the block may outlive the
 /// call: an `async move |..|` that changes its captures does not compile. The same is true for [`source`] and [`map`].
-/// If you need the [`Cx`], for metadata for example, write an [`Operator`].
+/// If you need the [`Cx`], for its stream or for metadata, see [`sink_with`](super::sink_with).
 ///
 /// ```
 /// # use wakeline::operator::sink;

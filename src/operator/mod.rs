@@ -43,6 +43,7 @@ pub(crate) mod settings;
 pub(crate) mod shared_port;
 pub(crate) mod status_cell;
 pub(crate) mod watchers;
+mod with_cx;
 
 use crate::error::Result;
 use operator_task::Method;
@@ -66,6 +67,7 @@ pub use plan::{Binder, Plan, PortOptions};
 pub(crate) use plan::{PortDecl, PortKind};
 pub use ports::Ports;
 pub(crate) use ports::{AllPorts, Flushed};
+pub use with_cx::{CxFunction, MapWith, SinkWith, SourceWith, WithState, map_with, sink_with, source_with, with_state};
 
 pub use crate::hub::Reply;
 #[doc(hidden)]
