@@ -158,7 +158,7 @@ pub mod __private {
         kernel::{Registered, kernel},
         memory::{
             launch::{Call, PassAny, PassKernelType, ScalarOf},
-            shape::{Extent, SliceLength},
+            shape::{ExtentOperand, SliceLength},
         },
         operator::{AnyPort, Binder, InputPort, LinkPort, OutputPort, Plan, Port, PortOptions},
     };
