@@ -69,7 +69,7 @@ pub enum ErrorKind {
     Race,
     /// The race checker found a use of memory after it was freed, or a read before anything was written to it.
     InvalidMemory,
-    /// A kernel could not be compiled, loaded or found.
+    /// A kernel could not be compiled, loaded or found, or its two bodies disagree.
     Kernel,
     /// A kernel needs the CUDA C++ compiler, NVRTC, and this machine or this program has none.
     NoCompiler,

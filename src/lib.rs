@@ -168,7 +168,7 @@ pub mod __private {
         kernel::{Registered, kernel},
         memory::{
             launch::{Call, PassAny, PassKernelType, ScalarOf},
-            shape::{Extent, SliceLength},
+            shape::{ExtentOperand, SliceLength},
         },
         operator::{AnyPort, Binder, HandleVisitor, InputPort, LinkPort, OutputPort, Plan, Port, PortOptions},
     };

@@ -55,7 +55,7 @@ on_both!(a_grid_that_is_too_small_is_refused_and_enqueues_nothing, async |device
 
 on_both!(a_picture_without_pixels_launches_nothing, async |device: Device| {
     let stream = Stream::new(&device).unwrap();
-    let mut pixels = Buffer::from_slice(&stream, &vec![0_f32; 4]).unwrap();
+    let mut pixels = Buffer::from_slice(&stream, &[0_f32; 4]).unwrap();
     for (width, height) in [(0, 4), (4, 0), (0, u32::MAX)] {
         tint::launch(&stream, width, height, &mut pixels).unwrap();
         tint::launch_with(Grid::blocks([1; 3]), &stream, width, height, &mut pixels).unwrap();
@@ -65,7 +65,7 @@ on_both!(a_picture_without_pixels_launches_nothing, async |device: Device| {
 
 on_both!(extents_past_the_limits_are_refused, async |device: Device| {
     let stream = Stream::new(&device).unwrap();
-    let mut pixels = Buffer::from_slice(&stream, &vec![0_f32; 4]).unwrap();
+    let mut pixels = Buffer::from_slice(&stream, &[0_f32; 4]).unwrap();
     let refused = refusal(tint::launch(&stream, u32::MAX, u32::MAX, &mut pixels));
     assert!(refused.contains("dimension y") && refused.contains("the limit is 65535 blocks"), "{refused}");
     let refused = refusal(tint::launch_with(Grid::blocks([u32::MAX; 3]), &stream, 2, 2, &mut pixels));

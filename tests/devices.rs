@@ -1,5 +1,6 @@
 //! Tests of flows with devices: memory, streams, graphs, faults, simulations. See `flows.rs`.
 
+mod agreement;
 mod concurrency;
 mod covering;
 mod device_times;

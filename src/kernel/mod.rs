@@ -13,8 +13,10 @@
 //! | `p: Particle` | `Particle p`, a struct with [`#[derive(KernelStruct)]`](macro@KernelStruct) |
 //!
 //! A flow compiles and loads all kernels of the program for its devices before it runs. Outside of a flow, a kernel is
-//! compiled at its first launch, or earlier by [`Kernel::load`]. [`compile_all`] compiles them all without a GPU.
+//! compiled at its first launch, or earlier by [`Kernel::load`]. [`compile_all`] compiles them all without a GPU, and
+//! [`agree`] compares the two bodies of a kernel on random inputs.
 
+mod agree;
 mod compile;
 
 use std::fmt;
@@ -25,7 +27,10 @@ use crate::{
     stream::Streams,
 };
 
-pub use self::compile::compile_all;
+pub use self::{
+    agree::{Agreement, Comparable, ComparableElement, RandomInputs, RandomNumber, agree},
+    compile::compile_all,
+};
 use crate::memory::shape::Shape;
 pub use wakeline_macros::KernelStruct;
 

@@ -131,7 +131,7 @@ fn usage(text: String) -> Error {
     message = "`over` is computed from integers, and this is a `{Self}`",
     label = "expected an integer: a parameter of the kernel, or the length of a slice, `{{name}}.len()`"
 )]
-pub trait Extent {
+pub trait ExtentOperand {
     /// `None` if it is out of range.
     fn get(self) -> Option<i128>;
 }
@@ -139,7 +139,7 @@ pub trait Extent {
 macro_rules! extents {
     ($($integer:ty)*) => {
         $(
-            impl Extent for $integer {
+            impl ExtentOperand for $integer {
                 #[inline]
                 fn get(self) -> Option<i128> {
                     i128::try_from(self).ok()

@@ -89,5 +89,5 @@ fn extent(expr: &Expr) -> TokenStream {
 
 fn operand(expr: &Expr) -> TokenStream {
     // At the operand, where the compiler reports one of a wrong type.
-    quote_spanned!(errors::at(expr)=> ::wakeline::__private::Extent::get(#expr))
+    quote_spanned!(errors::at(expr)=> ::wakeline::__private::ExtentOperand::get(#expr))
 }
