@@ -298,21 +298,28 @@ impl Driver {
     }
 
     pub(super) fn is_installed() -> bool {
+        Self::library().is_some()
+    }
+
+    /// The driver's library. Not loaded through cudarc, which has no function for that in a program that links the
+    /// driver (cudarc's feature `dynamic-linking`, which candle sets).
+    fn library() -> Option<&'static libloading::Library> {
+        const NAMES: [&str; 3] = ["libcuda.so.1", "libcuda.so", "nvcuda.dll"];
+        static LIBRARY: OnceLock<Option<libloading::Library>> = OnceLock::new();
         // SAFETY: loading NVIDIA's driver library runs its initialisers, as intended.
-        unsafe { bindings::is_culib_present() }
+        let load = |name| unsafe { libloading::Library::new(name) }.ok();
+        LIBRARY.get_or_init(|| NAMES.into_iter().find_map(load)).as_ref()
     }
 
     fn load() -> Result<Driver> {
         let none = |message: String| Error::new(ErrorKind::NoDevice, message);
-        if !Self::is_installed() {
+        let Some(library) = Self::library() else {
             return Err(none(
                 "no CUDA driver library (libcuda.so.1) on this machine: install NVIDIA's driver, or use the emulated \
                  device (WAKELINE_DEVICE=emulated)"
                     .into(),
             ));
-        }
-        // SAFETY: as in `is_installed`. The check above found it, so this does not panic; it is never unloaded.
-        let library: &'static libloading::Library = unsafe { bindings::culib() };
+        };
         let too_old = |symbol: &str| {
             none(format!(
                 "the CUDA driver on this machine has no `{symbol}`: it is older than CUDA 12; install a newer one, or \
