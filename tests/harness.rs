@@ -471,6 +471,18 @@ async fn a_panic_and_a_mistake_in_the_setup_name_the_operator() {
     assert_eq!(error.kind(), ErrorKind::Setup);
     assert!(error.to_string().contains("port `points` of operator `Peeks` is not linked"), "{error}");
 
+    let sum = test::operator(Sum { factor: 1 });
+    let (none, many) = (test::operator(Sum { factor: 1 }), sum.parts);
+    let error = sum.writers(many, usize::MAX).start().unwrap_err();
+    assert!(error.to_string().contains("input `parts` of operator `Sum` has more than 65536 writers"), "{error}");
+    let parts = none.parts;
+    let error = none.writers(parts, 0).start().unwrap_err();
+    assert!(error.to_string().contains("input `Sum.parts` is not connected"), "{error}");
+    let twice = test::operator_named("twice", pass_on::<u32>());
+    let input = twice.input;
+    let error = twice.writers(input, 2).start().unwrap_err();
+    assert!(error.to_string().contains("port `twice.input` is connected more than once"), "{error}");
+
     // A port of another operator.
     let mut one = test::operator_named("one", pass_on::<u32>()).start().unwrap();
     let other = test::operator_named("other", pass_on::<u32>()).start().unwrap();

@@ -28,8 +28,8 @@ use crate::{
 /// The longest real time that a call of a harness waits for one step.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The number of the operator under test in its flow.
-pub(super) const OPERATOR: usize = 0;
+/// The maximum number of writers of an input.
+const MAX_WRITERS: usize = 1 << 16;
 
 /// Prepares an operator for its test, under the name of its type. See the [module](super).
 pub fn operator<O: Operator>(operator: O) -> HarnessBuilder<O::Ports> {
@@ -115,7 +115,7 @@ impl<P: Ports> HarnessBuilder<P> {
     }
 
     /// Connects an [`Inputs`](crate::Inputs) port to this number of writers, which are numbered from 0; the default is
-    /// one. See [`TestInput::writer`](super::TestInput::writer).
+    /// one, and 65,536 are the most. See [`TestInput::writer`](super::TestInput::writer).
     pub fn writers<M: Message>(mut self, input: InputHandle<M>, count: usize) -> Self {
         self.writers.insert(input.id, count);
         self
@@ -159,13 +159,13 @@ impl<P: Ports> HarnessBuilder<P> {
             hubs: &mut hubs,
             writers: &writers,
             linked: &linked,
-            unlinked: Vec::new(),
+            problems: Vec::new(),
             around: Surroundings::default(),
         };
         P::visit_handles(handles, &mut visitor);
-        let Connecting { unlinked, around, .. } = visitor;
-        if !unlinked.is_empty() {
-            return Err(Error::new(ErrorKind::Setup, unlinked.join("; ")));
+        let Connecting { problems, around, .. } = visitor;
+        if !problems.is_empty() {
+            return Err(Error::new(ErrorKind::Setup, problems.join("; ")));
         }
         let mut steps = flow.steps()?;
         if let Some(writer) = log {
@@ -198,7 +198,7 @@ struct Connecting<'a> {
     hubs: &'a mut HashMap<PortId, Box<dyn Any + Send + Sync>>,
     writers: &'a HashMap<PortId, usize>,
     linked: &'a [PortId],
-    unlinked: Vec<String>,
+    problems: Vec<String>,
     around: Surroundings,
 }
 
@@ -224,6 +224,11 @@ impl HandleVisitor for Connecting<'_> {
     fn input<M: Message>(&mut self, handle: InputHandle<M>) {
         let (port, hub) = (handle.id.name, self.hub::<M>(handle.id));
         let count = self.writers.get(&handle.id).copied();
+        if count.is_some_and(|count| count > MAX_WRITERS) {
+            self.problems
+                .push(format!("input `{port}` of operator `{}` has more than {MAX_WRITERS} writers", self.name));
+            return;
+        }
         let queues = (0..count.unwrap_or(1)).map(|writer| {
             let name = if count.is_some() { format!("test:{port}:{writer}") } else { format!("test:{port}") };
             let queue = SourceQueue::<M>::new(port);
@@ -249,7 +254,7 @@ impl HandleVisitor for Connecting<'_> {
 
     fn link(&mut self, port: PortId) {
         if !self.linked.contains(&port) {
-            self.unlinked.push(format!(
+            self.problems.push(format!(
                 "port `{}` of operator `{}` is not linked to a hub of chunks: `.link(handle of the port, &hub)` before \
                  `.start()`",
                 port.name, self.name

@@ -17,7 +17,6 @@
 use std::{any::Any, collections::HashMap, fmt, ops::Deref, sync::Arc, time::Duration};
 
 use super::{
-    builder::OPERATOR,
     sink::{Received, SinkQueue},
     source::{AnySource, SourceQueue},
     watchdog::Watchdog,
@@ -30,6 +29,9 @@ use crate::{
     memory::{Buffer, Plain},
     operator::{InputHandle, OutputHandle, Ports, permit::TURN},
 };
+
+/// The number of the operator under test in its flow: it is added first.
+const OPERATOR: usize = 0;
 
 /// The maximum number of runs in one call since an input was fed: an operator that goes on by itself might not stop.
 const MAX_RUNS: u64 = 10_000;
@@ -220,7 +222,8 @@ impl<P: Ports> Harness<P> {
         self.run.status()
     }
 
-    /// Ends the inputs, lets the operator process what was sent, and stops it. Its outputs can still be received from.
+    /// Ends the inputs, lets the operator process what was sent, and stops it. Its outputs can still be received from. The
+    /// report also has the harness's own operators, which are called `test:` and the name of the port.
     ///
     /// # Errors
     /// The operator's failure, and that of its `stop`; [`Stalled`](ErrorKind::Stalled) if it does not end.
