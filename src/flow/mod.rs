@@ -57,8 +57,6 @@ pub use local::LocalFlow;
 pub use on_stall::OnStall;
 pub use report::{DeviceReport, HubReport, OperatorReport, Report, SectionReport};
 pub use running::Running;
-#[doc(hidden)]
-pub use section::AnyAdded;
 pub use section::{Operators, Section};
 pub use service::{ResponseFuture, Service};
 pub use steps::{Step, Steps};
