@@ -1,4 +1,4 @@
-//! `Flow::device_times`: the device time of each operator's runs, measured separately from host time.
+//! `Flow::set_device_times`: the device time of each operator's runs, measured separately from host time.
 
 use std::{
     sync::{
@@ -73,7 +73,7 @@ impl Operator for Next {
 on_both!(device_time_is_each_operators_own, async |device: Device| {
     let (busy, has_begun, go) = busy(3, 4);
     let mut flow = Flow::new("times");
-    flow.device_times(true);
+    flow.set_device_times(true);
     let produce = flow.add("produce", SendEach::new((0..8).map(|n| vec![n; 64])));
     let busy = flow.add("busy", busy).on(&device);
     let next = flow.add("next", Next(Buffer::from_slice(&Stream::new(&device).unwrap(), &[0; 64]).unwrap()));
@@ -140,7 +140,7 @@ on_both!(device_time_of_more_runs_than_are_stored, async |device: Device| {
     let (hold, is_held) = tokio::sync::oneshot::channel();
     let runs = Arc::new(AtomicUsize::new(0));
     let mut flow = Flow::new("times");
-    flow.device_times(true);
+    flow.set_device_times(true);
     let _ = flow.add("ahead", Ahead { buffer, hold: Some(hold), runs: runs.clone() }).on(&device);
     let running = flow.spawn().unwrap();
     let held = is_held.await.unwrap();
@@ -166,7 +166,7 @@ on_both!(device_time_is_off_by_default, async |device: Device| {
     assert!(report.to_string().lines().skip(1).take(3).all(|line| line.ends_with(" -")), "{report}");
 
     // The next run of the same flow.
-    flow.device_times(true);
+    flow.set_device_times(true);
     let report = flow.run().await.unwrap();
     assert_eq!(report.operator("add").unwrap().device.unwrap().runs, 0, "there is no work to time");
 });
@@ -178,7 +178,7 @@ async fn f1_a_fault_while_runs_are_timed() {
         let faults = Faults::new().trap_kernel("increment", nth);
         let device = emulated_with(Emulated::new().workers(4).faults(faults));
         let mut flow = Flow::new("times");
-        flow.device_times(true);
+        flow.set_device_times(true);
         let produce = flow.add("produce", SendEach::new((0..5).map(|n| vec![n; 64])));
         let add = flow.add("add", Increment).on(&device);
         let consume = flow.add("consume", Collect(shared()));

@@ -376,7 +376,7 @@ async fn a_device_on_one_thread(device: Device) {
     let seen = shared();
     let mut flow = LocalFlow::new("e3");
     flow.set_completion_mode(wakeline::CompletionMode::Quiet);
-    flow.device_times(true);
+    flow.set_device_times(true);
     let produce = flow.add("produce", SendEach::new((0..10).map(|n| vec![n; 64])));
     let adds = flow.add_local("adds", AddsTheBoard(board.clone())).on(&device);
     let again = flow.add_local("again", AddsTheBoard(board)).on(&device);

@@ -7,7 +7,7 @@
 use common::*;
 use wakeline::{
     device::{Emulated, Simulation},
-    flow::{Added, AnyAdded, Operators},
+    flow::Operators,
     hub::MergePolicy,
     operator::{InputHandle, OutputHandle},
     prelude::*,
@@ -401,21 +401,7 @@ impl Plan {
 }
 
 /// An added operator of any type.
-struct Any(Box<dyn Operators>);
-
-struct Owned<H>(Added<H>);
-
-impl<H> Operators for Owned<H> {
-    fn each(&self, show: &mut dyn FnMut(AnyAdded<'_>)) {
-        (&self.0).each(show);
-    }
-}
-
-impl Operators for Any {
-    fn each(&self, show: &mut dyn FnMut(AnyAdded<'_>)) {
-        self.0.each(show);
-    }
-}
+type Any = Box<dyn Operators>;
 
 /// The flow of a plan, and the messages that its readers have received.
 struct Built {
@@ -444,7 +430,7 @@ impl Built {
                     }
                     place!(@ports placed, ins, $inputs);
                     place!(@ports placed, outs, $outputs);
-                    (ins, outs, Any(Box::new(Owned(placed))))
+                    (ins, outs, Box::new(placed))
                 }};
                 (@ports $placed:ident, $name:ident, [$($port:ident),*]) => {
                     let $name = vec![$($placed.$port),*];

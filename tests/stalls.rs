@@ -283,7 +283,7 @@ fn deadlock_beside_a_timer() -> (Flow, Service<u32, u32>, Arc<AtomicU64>) {
 #[tokio::test(start_paused = true)]
 async fn q8_with_on_stall_warn_the_other_operators_run_until_the_stop() {
     let (mut flow, service, ticks) = deadlock_beside_a_timer();
-    flow.on_stall(OnStall::Warn);
+    flow.set_on_stall(OnStall::Warn);
     let warnings = Warnings::default();
     let _subscriber = tracing::subscriber::set_default(warnings.clone());
     let running = flow.spawn().unwrap();

@@ -137,7 +137,7 @@ impl Ours {
 
     fn end(&self, running: Vec<Running>) -> Duration {
         let began = Instant::now();
-        running.iter().for_each(Running::stop);
+        running.iter().for_each(|running| running.stop());
         self.runtime.block_on(async {
             for running in running {
                 running.await.expect("a flow that runs");

@@ -17,7 +17,8 @@ use crate::{memory::Reservation, sync::discard};
 #[must_use = "give it to an operator with `.when(..)`"]
 pub struct When(pub(super) Tree);
 
-/// What can be given to `.when(..)`.
+/// What can be given to `.when(..)`. Every [`Condition`] can. Implement it for a type that stands for a combination of
+/// conditions; for a condition of your own, implement [`Condition`].
 pub trait IntoCondition {
     /// The condition.
     fn into_condition(self) -> When;

@@ -24,11 +24,19 @@ use std::{
 use super::{Condition, Status};
 use crate::sync::DiscardOnDrop;
 
-/// The output of the future.
-pub trait Verdict: Send + 'static {
+/// The output of the future: `()` or `bool`. Sealed.
+pub trait Verdict: sealed::Sealed + Send + 'static {
     /// True if the operator may run; otherwise it never runs again.
     fn allows(self) -> bool;
 }
+
+mod sealed {
+    #[allow(unreachable_pub, reason = "public in a private module: that is what seals it")]
+    pub trait Sealed {}
+}
+
+impl sealed::Sealed for () {}
+impl sealed::Sealed for bool {}
 
 /// The operator may run.
 impl Verdict for () {

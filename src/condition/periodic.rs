@@ -19,6 +19,7 @@ use super::{Condition, Status, alarm::after};
 
 /// What happens to ticks that are missed during a long run or a wait for something else.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum MissedTicks {
     /// Missed ticks are made up for by one run each, in immediate succession. Holoscan's `CatchUpMissedTicks`.
     #[default]

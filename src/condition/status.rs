@@ -8,6 +8,7 @@ use crate::hub::end_waker::Interest;
 
 /// The answer of a condition, and the combined status that an operator publishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Status {
     /// The operator may run.
     Ready,

@@ -25,7 +25,6 @@ pub struct Added<H> {
 impl<H> Added<H> {
     /// Puts the operator on a device: its stream belongs to that device, and hubs copy envelopes there. The default is
     /// the host.
-    #[must_use]
     pub fn on(self, device: &Device) -> Self {
         let replaced = lock(&self.place).device.replace(device.clone());
         drop(replaced);
@@ -46,7 +45,6 @@ impl<H> Added<H> {
     /// let two = flow.add("two", sink(async |_: u32| Ok(()))).on(&device).streams(&urgent);
     /// # Ok::<(), wakeline::Error>(())
     /// ```
-    #[must_use]
     pub fn streams(self, pool: &StreamPool) -> Self {
         let replaced = lock(&self.place).pool.replace(pool.clone());
         drop(replaced);
@@ -65,7 +63,6 @@ impl<H> Added<H> {
     /// let one = flow.add("one", sink(async |_: u32| Ok(()))).on(&device).allocator(&scratch);
     /// # Ok::<(), wakeline::Error>(())
     /// ```
-    #[must_use]
     pub fn allocator(self, allocator: &Allocator) -> Self {
         let replaced = lock(&self.place).allocator.replace(allocator.clone());
         drop(replaced);
@@ -74,7 +71,6 @@ impl<H> Added<H> {
 
     /// Gives the operator no stream of its own: it uses the streams of the messages that it receives. See
     /// [`Cx::stream`](crate::Cx::stream). Combining this with a [pool](Self::streams) is an error when the flow runs.
-    #[must_use]
     pub fn without_own_stream(self) -> Self {
         lock(&self.place).without_own_stream = true;
         self
@@ -95,7 +91,6 @@ impl<H> Added<H> {
     /// ```
     ///
     /// See [`condition`](crate::condition) for all conditions.
-    #[must_use]
     pub fn when(self, condition: impl IntoCondition) -> Self {
         let condition = condition.into_condition();
         lock(&self.place).conditions.push(condition);
@@ -104,7 +99,6 @@ impl<H> Added<H> {
 
     /// Sets how [`Metadata`](crate::hub::Metadata) of the same name is merged when one run takes several messages. The
     /// default is [`MergePolicy::Update`].
-    #[must_use]
     pub fn merge_metadata(self, policy: MergePolicy) -> Self {
         lock(&self.place).merge = policy;
         self
@@ -155,7 +149,6 @@ impl<H> Added<H> {
     /// # Ok::<(), wakeline::Error>(())
     /// # }).unwrap();
     /// ```
-    #[must_use]
     pub fn fills<T: Plain, S: Clone + Send + Sync + 'static>(self, hub: &ChunkHub<T, S>) -> Self {
         lock(&self.place).fills.push(hub.state());
         self
@@ -194,7 +187,6 @@ impl<H> Added<H> {
     /// # Ok::<(), wakeline::Error>(())
     /// # }).unwrap();
     /// ```
-    #[must_use]
     pub fn on_own_thread(self) -> Self {
         lock(&self.place).own_thread = Some(ThreadPlan { core: None });
         self
@@ -203,7 +195,6 @@ impl<H> Added<H> {
     /// Like [`on_own_thread`](Self::on_own_thread), with the thread pinned to a core, counted from 0. If the thread
     /// cannot be pinned to that core, the flow fails before it runs. This is the case for every core on systems other
     /// than Linux.
-    #[must_use]
     pub fn on_own_thread_pinned(self, core: usize) -> Self {
         lock(&self.place).own_thread = Some(ThreadPlan { core: Some(core) });
         self

@@ -53,14 +53,14 @@ impl LocalFlow {
         self.flow.set_completion_mode(mode);
     }
 
-    /// See [`Flow::device_times`].
-    pub fn device_times(&mut self, on: bool) {
-        self.flow.device_times(on);
+    /// See [`Flow::set_device_times`].
+    pub fn set_device_times(&mut self, on: bool) {
+        self.flow.set_device_times(on);
     }
 
-    /// See [`Flow::on_stall`].
-    pub fn on_stall(&mut self, on_stall: OnStall) {
-        self.flow.on_stall(on_stall);
+    /// See [`Flow::set_on_stall`].
+    pub fn set_on_stall(&mut self, on_stall: OnStall) {
+        self.flow.set_on_stall(on_stall);
     }
 
     /// See [`Flow::gate`].

@@ -57,8 +57,6 @@ pub use local::LocalFlow;
 pub use on_stall::OnStall;
 pub use report::{DeviceReport, HubReport, OperatorReport, Report, SectionReport};
 pub use running::Running;
-#[doc(hidden)]
-pub use section::AnyAdded;
 pub use section::{Operators, Section};
 pub use service::{ResponseFuture, Service};
 pub(crate) use steps::{Advance, Rest};
@@ -175,12 +173,12 @@ impl Flow {
     /// Measures and reports the device time of each run's work in the operator's own stream
     /// ([`OperatorReport::device`]). Off by default. It costs two event records per run, and two for each wait for
     /// another stream in the middle of a run, about 0.12 us each. Nothing waits for the device because of it.
-    pub fn device_times(&mut self, on: bool) {
+    pub fn set_device_times(&mut self, on: bool) {
         self.device_times = on;
     }
 
     /// Sets how the flow reacts when some of its operators have stalled. By default it fails. See [`OnStall`].
-    pub fn on_stall(&mut self, on_stall: OnStall) {
+    pub fn set_on_stall(&mut self, on_stall: OnStall) {
         self.on_stall = on_stall;
     }
 

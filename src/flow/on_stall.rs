@@ -32,7 +32,7 @@
 /// use wakeline::{Flow, flow::OnStall};
 ///
 /// let mut flow = Flow::new("camera");
-/// flow.on_stall(OnStall::Warn);
+/// flow.set_on_stall(OnStall::Warn);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]

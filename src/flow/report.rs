@@ -53,7 +53,7 @@ pub struct OperatorReport {
     /// The host's time from the start of each run to its end, including its waits.
     pub busy: Duration,
     /// The device's time for the work that its runs enqueued into its own stream, without waits for other streams.
-    /// `None` on the host, and if the flow does not measure it ([`Flow::device_times`](crate::Flow::device_times)).
+    /// `None` on the host, and if the flow does not measure it ([`Flow::set_device_times`](crate::Flow::set_device_times)).
     pub device: Option<DeviceTime>,
     /// The peak of the memory that it had allocated with [`Cx::alloc`](crate::Cx::alloc), in bytes.
     pub memory_peak: u64,

@@ -2,16 +2,16 @@
 
 use std::{
     fmt,
+    ops::Deref,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use tokio::sync::oneshot;
 
 use super::{
-    Handle, OperatorStatus, Report,
+    Handle, Report,
     drive::{Finished, OwnedOperator},
 };
 use crate::{
@@ -21,14 +21,14 @@ use crate::{
 };
 
 /// A flow that runs in the background: a future of its [`Report`]. If the flow fails, the report is [in the
-/// error](Error::report).
+/// error](Error::report). It has the methods of its [`Handle`]: to look at the flow, to pause it and to end it.
 ///
 /// # Cancel safety
 /// Dropping this future aborts the flow: operators are dropped at their current await, and every `stop` still runs in
 /// the background, as long as the runtime does.
 #[must_use = "dropping it aborts the flow"]
 pub struct Running {
-    control: Arc<Control>,
+    handle: Handle,
     finished: oneshot::Receiver<Finished>,
     proxy: ProxyWaker,
     operators: Vec<(usize, OwnedOperator)>,
@@ -39,45 +39,19 @@ pub struct Running {
 
 impl Running {
     pub(super) fn new(control: Arc<Control>, finished: oneshot::Receiver<Finished>) -> Self {
-        Self { control, finished, proxy: ProxyWaker::new(), operators: Vec::new(), outcome: None, done: false }
+        Self {
+            handle: Handle(control),
+            finished,
+            proxy: ProxyWaker::new(),
+            operators: Vec::new(),
+            outcome: None,
+            done: false,
+        }
     }
 
     /// A handle that controls the flow while this future is awaited. Its methods are also available here.
     pub fn handle(&self) -> Handle {
-        Handle(self.control.clone())
-    }
-
-    /// See [`Handle::status`].
-    pub fn status(&self) -> Vec<OperatorStatus> {
-        self.handle().status()
-    }
-
-    /// See [`Handle::pause`].
-    pub fn pause(&self) {
-        self.handle().pause();
-    }
-
-    /// See [`Handle::resume`].
-    pub fn resume(&self) {
-        self.handle().resume();
-    }
-
-    /// Ends the flow by draining it: its sources do not run again, and work in progress is completed. See
-    /// [`Handle::stop`].
-    pub fn stop(&self) {
-        self.control.stop();
-    }
-
-    /// Like [`stop`](Self::stop), but the flow is aborted if it has not ended after this time. See
-    /// [`Handle::stop_within`].
-    pub fn stop_within(&self, time: Duration) {
-        self.control.stop_within(time);
-    }
-
-    /// Ends the flow at once: operators are dropped at their current await, then every `stop` runs. The future resolves
-    /// to [`Cancelled`](ErrorKind::Cancelled).
-    pub fn abort(&self) {
-        self.control.abort();
+        self.handle.clone()
     }
 
     /// Ready once the flow has ended.
@@ -102,6 +76,15 @@ impl Running {
     }
 }
 
+/// The flow is controlled through its [`Handle`].
+impl Deref for Running {
+    type Target = Handle;
+
+    fn deref(&self) -> &Handle {
+        &self.handle
+    }
+}
+
 impl Future for Running {
     type Output = Result<Report>;
 
@@ -119,7 +102,7 @@ impl Future for Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if !self.done {
-            self.control.abort();
+            self.handle.abort();
         }
     }
 }

@@ -30,6 +30,7 @@ pub(crate) type Value = Arc<dyn Any + Send + Sync>;
 
 /// What to do when an operator takes two messages that both have a value of the same name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum MergePolicy {
     /// Keep the value of the later message. Holoscan's `kUpdate`.
     #[default]

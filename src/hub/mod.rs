@@ -51,8 +51,7 @@ mod tests;
 pub(crate) mod view;
 pub(crate) mod when_full;
 
-#[doc(hidden)]
-pub use chunks::DestinationName;
+pub(crate) use chunks::DestinationName;
 pub use chunks::{
     Chunk, ChunkHub, ChunkHubBuilder, Consumer, Destination, Link, Modifier, Peeker, Producer, Unsent, roles as role,
 };

@@ -30,7 +30,7 @@ use crate::{
     sync::DiscardOnDrop,
 };
 
-/// How many connections an [`Input`] has: [`One`] or [`Many`].
+/// How many connections an [`Input`] has: [`One`] or [`Many`]. Sealed.
 pub trait Connections: 'static {
     #[doc(hidden)]
     const MANY: bool;

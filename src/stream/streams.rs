@@ -231,7 +231,7 @@ impl Streams {
         }
         match device.check() {
             Err(error) => error,
-            Ok(()) => unreachable!("it was set above"),
+            Ok(()) => Error::internal("a lost device is not marked as lost"),
         }
     }
 }

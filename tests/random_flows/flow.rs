@@ -73,8 +73,8 @@ pub(crate) async fn run(plan: &Plan, simulation: &Simulation, watch: impl FnOnce
     drop(simulation.spawn("gates", async move { work_gates(gates, seed).await }));
     let outcome = match plan.ending {
         Ending::ByItself => Some(running.await),
-        Ending::Stop(after) => Some(end(&mut running, after, Running::stop).await),
-        Ending::Abort(after) => Some(end(&mut running, after, Running::abort).await),
+        Ending::Stop(after) => Some(end(&mut running, after, |running| running.stop()).await),
+        Ending::Abort(after) => Some(end(&mut running, after, |running| running.abort()).await),
         Ending::Drop(after) => {
             turns(after).await;
             drop(running);

@@ -64,23 +64,35 @@ struct Settings {
 
 type Inspect = Arc<DiscardOnDrop<Box<dyn Fn(&Graph) + Send + Sync>>>;
 
-/// Operators of one flow: `&one`, or several of them in a tuple, an array or a vector.
+/// Operators of one flow: `&one`, or several of them in a tuple, an array or a vector. Sealed.
 pub trait Operators {
     #[doc(hidden)]
     fn each(&self, show: &mut dyn FnMut(AnyAdded<'_>));
 }
 
 /// An operator that was added, with any kind of ports.
-#[doc(hidden)]
 #[derive(Debug)]
 pub struct AnyAdded<'a> {
     name: &'a Arc<str>,
     place: &'a Arc<Mutex<OperatorSlot>>,
 }
 
-impl<H> Operators for &Added<H> {
+impl<H> Operators for Added<H> {
     fn each(&self, show: &mut dyn FnMut(AnyAdded<'_>)) {
         show(AnyAdded { name: &self.name, place: &self.place });
+    }
+}
+
+impl<O: Operators + ?Sized> Operators for &O {
+    fn each(&self, show: &mut dyn FnMut(AnyAdded<'_>)) {
+        (**self).each(show);
+    }
+}
+
+/// For operators whose ports differ: `Box<dyn Operators>`.
+impl<O: Operators + ?Sized> Operators for Box<O> {
+    fn each(&self, show: &mut dyn FnMut(AnyAdded<'_>)) {
+        (**self).each(show);
     }
 }
 

@@ -379,14 +379,13 @@ impl<T: Plain> std::error::Error for Unsent<T> {
     }
 }
 
-/// A destination for [`flow_to`](super::ChunkHub::flow_to): a link, or a port that is linked in a flow.
+/// A destination for [`flow_to`](super::ChunkHub::flow_to): a link, or a port that is linked in a flow. Sealed.
 pub trait Destination {
     #[doc(hidden)]
     fn name(&self) -> DestinationName;
 }
 
 /// A link's identity in its hub.
-#[doc(hidden)]
 #[derive(Debug)]
 pub struct DestinationName {
     name: LinkName,

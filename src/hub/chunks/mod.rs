@@ -30,8 +30,7 @@ pub(crate) mod state;
 use std::{fmt, io::Write, sync::Arc};
 
 pub use chunk::Chunk;
-#[doc(hidden)]
-pub use link::DestinationName;
+pub(crate) use link::DestinationName;
 pub use link::{Consumer, Destination, Link, Modifier, Peeker, Producer, Unsent};
 
 use self::{
