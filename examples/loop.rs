@@ -65,7 +65,13 @@ impl Operator for Step {
             Some(seen) => seen,
             none => none.insert(Buffer::pinned(stream.device(), 1)?),
         };
-        newton::launch_with(Grid::blocks([1, 1, 1]).threads([256, 1, 1]), &stream, &work.numbers, &mut work.roots, change)?;
+        newton::launch_with(
+            Grid::blocks([1, 1, 1]).threads([256, 1, 1]),
+            &stream,
+            &work.numbers,
+            &mut work.roots,
+            change,
+        )?;
         stream.copy(change, seen)?;
         work.rounds += 1;
         self.work = Some(work);
@@ -102,7 +108,7 @@ async fn main() -> Result<()> {
             roots.fill_from(&[1.0; 1000]).await?;
             new.send(Work { rounds: 0, numbers, roots }).await?;
         }
-        Ok::<(), Error>(())                     // `new` is dropped: nothing more comes, and the loop drains
+        Ok::<(), Error>(()) // `new` is dropped: nothing more comes, and the loop drains
     });
     while let Some(work) = done.recv().await {
         println!("{} after {} rounds", work.roots.read().await?[999], work.rounds);

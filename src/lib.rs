@@ -148,7 +148,9 @@ pub mod prelude {
         condition::{Gate, every},
         device::Emulated,
         kernel::Grid,
-        operator::{Consume, Modify, Peek, Ports, Produce, map, sink, source},
+        operator::{
+            Consume, Modify, Peek, Ports, Produce, map, map_with, sink, sink_with, source, source_with, with_state,
+        },
     };
     pub use wakeline_macros::{KernelStruct, Ports, kernel};
 }

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::{alone, emulated};
 use wakeline::{
+    Stream,
     kernel::{RandomInputs, agree},
     prelude::*,
 };

@@ -51,7 +51,8 @@ fn examples_report_errors_in_one_line() {
 on_each_device!(pictures_skips_broken_files_and_draws_the_others, |device| {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
-    let checks = |x: u32, y: u32| image::Rgb([if (x / 64 + y / 64) % 2 == 0 { 250_u8 } else { 20 }, (y % 256) as u8, 90]);
+    let checks =
+        |x: u32, y: u32| image::Rgb([if (x / 64 + y / 64) % 2 == 0 { 250_u8 } else { 20 }, (y % 256) as u8, 90]);
     image::RgbImage::from_fn(640, 480, checks).save(path("wide.png")).unwrap();
     image::RgbImage::from_fn(100, 300, checks).save(path("high.jpg")).unwrap();
     std::fs::write(path("broken.png"), "no image").unwrap();
@@ -63,7 +64,10 @@ on_each_device!(pictures_skips_broken_files_and_draws_the_others, |device| {
         .expect("it starts");
     let (said, line) = (text(&output.stderr), text(&output.stdout));
     assert!(output.status.success(), "{said}");
-    assert!(said.starts_with("pictures: skipped ") && said.contains("broken.png") && said.lines().count() == 1, "{said}");
+    assert!(
+        said.starts_with("pictures: skipped ") && said.contains("broken.png") && said.lines().count() == 1,
+        "{said}"
+    );
     assert!(line.starts_with("2 thumbnails on ") && line.contains("1 files skipped"), "{line}");
     let drawn = image::open(&sheet).unwrap().into_rgba8();
     assert_eq!(drawn.dimensions(), (128, 64));
@@ -84,7 +88,11 @@ on_each_device!(batching_answers_each_of_many_callers, |device| {
 on_each_device!(loop_goes_round_until_the_roots_change_no_more, |device| {
     let output = command("loop").args(["--device", device]).output().expect("it starts");
     assert!(output.status.success(), "{}", text(&output.stderr));
-    let mut roots: Vec<f32> = text(&output.stdout).lines().map(|line| line.split(' ').next().unwrap().parse().unwrap()).collect();
+    let mut roots: Vec<f32> =
+        text(&output.stdout).lines().map(|line| line.split(' ').next().unwrap().parse().unwrap()).collect();
     roots.sort_by(f32::total_cmp);
-    assert_eq!(roots.iter().map(|root| root.round()).collect::<Vec<_>>(), (1..=10_u8).map(f32::from).collect::<Vec<_>>());
+    assert_eq!(
+        roots.iter().map(|root| root.round()).collect::<Vec<_>>(),
+        (1..=10_u8).map(f32::from).collect::<Vec<_>>()
+    );
 });

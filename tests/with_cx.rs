@@ -23,7 +23,7 @@ on_both!(a_closure_launches_a_kernel, async |device: Device| {
         )
         .on(&device);
     let collect = flow.add("collect", Collect(seen.clone()));
-    flow.connect_with(send.output, add.input, Hub::default().envelope_bytes(8));
+    flow.connect_with(send.output, add.input, HubOptions::default().envelope_bytes(8));
     flow.connect(add.output, collect.input);
     flow.run().await.unwrap();
     assert_eq!(*lock(&seen), [vec![2, 3], vec![4], vec![5, 6]]);
@@ -74,7 +74,7 @@ on_both!(a_function_keeps_a_state, async |device: Device| {
             Ok(())
         })),
     );
-    flow.connect_with(numbers.output, total.input, Hub::default().envelope_bytes(8));
+    flow.connect_with(numbers.output, total.input, HubOptions::default().envelope_bytes(8));
     flow.connect(total.output, note.input);
     let report = flow.run().await.unwrap();
     assert_eq!(*lock(&seen), [[1, 10], [2, 11]]);

@@ -227,7 +227,7 @@ where
 
     async fn compute(&mut self, ports: &mut SourcePorts<M>, cx: &mut Cx) -> Result<()> {
         match self.0.call((), cx).await? {
-            Some(message) => ports.output.send(message).await,
+            Some(message) => Ok(ports.output.send(message).await?),
             None => {
                 cx.finish();
                 Ok(())
@@ -246,7 +246,8 @@ where
 
     async fn compute(&mut self, ports: &mut MapPorts<A, B>, cx: &mut Cx) -> Result<()> {
         let message = ports.input.take()?;
-        ports.output.send(self.0.call((message,), cx).await?).await
+        ports.output.send(self.0.call((message,), cx).await?).await?;
+        Ok(())
     }
 }
 

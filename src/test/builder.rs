@@ -20,7 +20,7 @@ use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
     flow::{Added, Flow},
-    hub::{ChunkHub, HubOptions, TypedHubOptions, HubOptionsFor, Message, role::ChunkRole},
+    hub::{ChunkHub, HubOptions, HubOptionsFor, Message, TypedHubOptions, role::ChunkRole},
     memory::Plain,
     operator::{HandleVisitor, InputHandle, LinkHandle, Operator, OutputHandle, Ports},
 };

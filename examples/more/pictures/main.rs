@@ -83,7 +83,7 @@ impl Operator for Read {
                 let why = other.map_or_else(|error| error.to_string(), |_| "it is too large: see --pixels".into());
                 eprintln!("pictures: skipped {}: {why}", file.display());
                 self.skipped.fetch_add(1, Ordering::Relaxed);
-                return Ok(());                          // the blank returns to its hub
+                return Ok(()); // the blank returns to its hub
             }
         };
         let (width, height) = image.dimensions();
@@ -199,7 +199,7 @@ async fn draw(args: &Args) -> Result<String> {
 
     let mut flow = Flow::new("pictures");
     let read = Read { files: files(&args.folder)?, skipped: skipped.clone() };
-    let read = flow.add("read", read).on_own_thread();                  // decoding blocks
+    let read = flow.add("read", read).on_own_thread(); // decoding blocks
     let shrink = flow.add("shrink", Shrink { size: args.size }).on(&device);
     let soften = flow.add("soften", Apply(|s, w, h, from, to| kernels::soften::launch(s, w, h, from, to))).on(&device);
     let edges = flow.add("edges", Apply(|s, w, h, from, to| kernels::edges::launch(s, w, h, from, to))).on(&device);
@@ -218,7 +218,9 @@ async fn draw(args: &Args) -> Result<String> {
         all.push(thumbnail.ok_or_else(|| Error::other(format!("{}: the wrong number of pixels", picture.name)))?);
     }
     running.await?;
-    sheet(&all, args.size).save(&args.sheet).map_err(|error| Error::other(error).at(args.sheet.display().to_string()))?;
+    sheet(&all, args.size)
+        .save(&args.sheet)
+        .map_err(|error| Error::other(error).at(args.sheet.display().to_string()))?;
     let skipped = skipped.load(Ordering::Relaxed);
     Ok(format!("{} thumbnails on {}, {skipped} files skipped: {}", all.len(), device.name(), args.sheet.display()))
 }
