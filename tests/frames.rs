@@ -330,7 +330,7 @@ on_both!(requests_hold_envelopes, async |device: Device| {
         let mut numbers = service.blank().await.unwrap();
         numbers.set_len(3).unwrap();
         // The element type is known: a message with envelopes of one type determines it.
-        numbers.write().await.unwrap().iter_mut().for_each(|number| *number = (*number & 0).wrapping_add(add));
+        numbers.write().await.unwrap().iter_mut().for_each(|number| *number = number.pow(0) * add);
         assert_eq!(service.ask(Request { add, numbers }).await.unwrap(), 3 * (2 * add + 1));
     }
     drop(service);

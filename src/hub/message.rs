@@ -465,7 +465,7 @@ mod tests {
         }
         #[derive(crate::Message)]
         enum Step {
-            Frames(#[envelope] Frame, #[envelope] Frame),
+            Frames(#[envelope] Box<Frame>, #[envelope] Box<Frame>),
             Other(#[envelope] Envelope<u8>),
         }
         #[derive(crate::Message)]
