@@ -312,7 +312,7 @@ mod of_cudarc {
             let other = CudaContext::new(1).unwrap();
             // SAFETY: as above.
             let error = unsafe { Stream::from_cudarc(&device, other.new_stream().unwrap()) }.unwrap_err();
-            assert!(error.to_string().contains("it is of a context of device 1"), "{error}");
+            assert!(error.to_string().contains("its context on device 1 is not"), "{error}");
         }
     }
 

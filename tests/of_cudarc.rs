@@ -285,9 +285,9 @@ on_both!(s5_cudarcs_views_of_wakelines_memory, async |device: Device| {
         let run = || unsafe {
             call.enqueue_cudarc(|_, [mut a]| {
                 if write {
-                    drop(a.as_view_mut::<u32>())
+                    a.as_view_mut::<u32>();
                 } else {
-                    drop(a.as_view::<f32>())
+                    a.as_view::<f32>();
                 }
                 Ok(())
             })
