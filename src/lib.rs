@@ -139,7 +139,7 @@ pub use stream::{CompletionMode, Stream, StreamPool};
 pub use wakeline_macros::{Message, Ports, kernel};
 
 /// What operators and flows commonly need. Its names do not collide with those of `futures::prelude`, `tokio` and the
-/// standard library, except for [`Result`], which has the standard one's parameters; so [`Stream`](crate::Stream) is not
+/// standard library, except for [`Result`], which has the standard one's parameters; so [`crate::Stream`] is not
 /// here.
 pub mod prelude {
     pub use crate::{

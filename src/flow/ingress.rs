@@ -76,7 +76,7 @@ impl Flow {
 /// Sends messages into a flow, from any task or thread. Created by [`Flow::ingress`].
 ///
 /// A flow does not end as long as a handle or a clone of it exists. When the last one is dropped, the messages that
-/// were sent are processed to the end. [`Running::stop`](crate::Running::stop) and the end of its reader also close the
+/// were sent are processed to the end. [`Handle::stop`](crate::flow::Handle::stop) and the end of its reader also close the
 /// ingress.
 ///
 /// # Between two runs

@@ -174,7 +174,7 @@ impl Flow {
 /// and is otherwise processed to the end.
 ///
 /// As with an [`Ingress`], the flow does not end while there is a handle, and a request between two runs [waits for the
-/// next](Ingress#between-two-runs). [`stop`](crate::Running::stop) refuses further requests; those in the flow are
+/// next](Ingress#between-two-runs). [`stop`](crate::flow::Handle::stop) refuses further requests; those in the flow are
 /// answered. The caller's [`Span`] travels with the request.
 pub struct Service<Req: Message, Res: Message> {
     requests: Ingress<Req>,
