@@ -270,7 +270,7 @@ impl<T: Plain> Envelope<T> {
     /// A part of the valid elements, for a kernel, a copy or another library to read: see [`Slice`].
     ///
     /// ```
-    /// use wakeline::{Buffer, Envelope, prelude::*};
+    /// use wakeline::{Buffer, Envelope, Stream, prelude::*};
     ///
     /// /// The second of the two planes of a picture, copied to a buffer of its own.
     /// fn second(picture: &Envelope<u8>, plane: &mut Buffer<u8>, stream: &Stream) -> Result<()> {

@@ -442,7 +442,8 @@ impl<M: Message> Output<M> {
     ///         pixels.set_len(4096)?;
     ///         pixels.write().await?.fill(self.0 as u8);
     ///         self.0 += 1;
-    ///         ports.frames.send(Frame { number: self.0, pixels }).await
+    ///         ports.frames.send(Frame { number: self.0, pixels }).await?;
+    ///         Ok(())
     ///     }
     /// }
     /// ```

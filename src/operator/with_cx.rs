@@ -117,7 +117,7 @@ pub struct SinkWith<F, M>(F, PhantomData<fn(M)>);
 /// that is `None`. Its port is `output`. For a function that keeps something, see [`with_state`].
 ///
 /// ```
-/// use wakeline::{Buffer, operator::{sink, source_with, with_state}, prelude::*};
+/// use wakeline::{Stream, prelude::*};
 ///
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
 /// let device = Device::emulated(Emulated::new());
@@ -153,7 +153,7 @@ where
 /// The function's captured variables cannot be used in it; for what it keeps, or uses from outside, see [`with_state`].
 ///
 /// ```
-/// use wakeline::{operator::{map_with, sink}, prelude::*};
+/// use wakeline::prelude::*;
 ///
 /// // Without a CUDA body, for the emulated device.
 /// #[kernel]
@@ -172,12 +172,11 @@ where
 ///     println!("{}", String::from_utf8_lossy(text.read().await?));
 ///     Ok(())
 /// }));
-/// let lines = flow.ingress_with("lines", upper.input, Hub::bounded(1).envelope_bytes(64));
+/// let lines = flow.ingress_with("lines", upper.input, HubOptions::bounded(1).envelope_bytes(64));
 /// flow.connect(upper.output, print.input);
 /// let running = flow.spawn()?;
 /// let mut line = lines.blank().await?;
-/// line.set_len(5)?;
-/// line.write().await?.copy_from_slice(b"hello");
+/// line.fill_from(b"hello").await?;
 /// lines.send(line).await?;
 /// drop(lines);
 /// running.await?;
