@@ -84,6 +84,8 @@ pub(super) fn expand(item: &DeriveInput) -> TokenStream {
                 _: &mut dyn ::core::ops::FnMut(&'static str, &'a mut dyn ::wakeline::__private::AnyPort),
             ) {
             }
+
+            fn visit_handles(_: Self::Handles, _: &mut impl ::wakeline::__private::HandleVisitor) {}
         }
     }
 }

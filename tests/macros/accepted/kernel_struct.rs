@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 #![allow(dead_code)]
 
-use wakeline::{kernel::KernelType, prelude::*};
+use wakeline::{Stream, kernel::KernelType, prelude::*};
 
 const ROWS: usize = 2;
 

@@ -1,4 +1,4 @@
-use wakeline::prelude::*;
+use wakeline::{Stream, prelude::*};
 
 #[derive(Clone, Copy, KernelStruct)]
 #[repr(C, packed)]

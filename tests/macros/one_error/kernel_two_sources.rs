@@ -1,5 +1,5 @@
 use kernels::scale;
-use wakeline::{kernel::Grid, prelude::*};
+use wakeline::{Stream, kernel::Grid, prelude::*};
 
 mod kernels {
     use wakeline::prelude::*;

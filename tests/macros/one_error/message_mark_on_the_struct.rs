@@ -21,7 +21,8 @@ impl Operator for Copy {
 
     async fn compute(&mut self, ports: &mut CopyPorts, _: &mut Cx) -> Result<()> {
         let frame = ports.frames.take()?;
-        ports.copies.send(frame).await
+        ports.copies.send(frame).await?;
+        Ok(())
     }
 }
 

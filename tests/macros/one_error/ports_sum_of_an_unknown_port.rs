@@ -16,7 +16,8 @@ impl Operator for Copy {
 
     async fn compute(&mut self, ports: &mut CopyPorts, _: &mut Cx) -> Result<()> {
         let line = ports.lines.take()?;
-        ports.copies.send(line).await
+        ports.copies.send(line).await?;
+        Ok(())
     }
 }
 

@@ -10,7 +10,8 @@ impl Operator for Copy {
 
     async fn compute(&mut self, ports: &mut CopyPorts, _: &mut Cx) -> Result<()> {
         let line = ports.0.take()?;
-        ports.1.send(line).await
+        ports.1.send(line).await?;
+        Ok(())
     }
 }
 
