@@ -18,7 +18,7 @@ impl Operator for Normalise {
         let sums = rows.sum_keepdim(D::Minus1).map_err(Error::other)?;
         let normal = rows.broadcast_div(&sums).map_err(Error::other)?;
         // Enqueued, not awaited: the reader comes after candle's kernels, on the device.
-        ports.output.send(from_tensor(cx.device(), &normal)?.into()).await
+        Ok(ports.output.send(from_tensor(cx.device(), &normal)?.into()).await?)
     }
 }
 

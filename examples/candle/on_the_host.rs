@@ -13,7 +13,7 @@ impl Operator for Normalise {
         let mut rows = ports.input.take()?;
         let normal = normalised(rows.read().await?, self.columns).map_err(Error::other)?;
         rows.write().await?.copy_from_slice(&normal);
-        ports.output.send(rows).await
+        Ok(ports.output.send(rows).await?)
     }
 }
 

@@ -27,8 +27,7 @@ impl Operator for Project {
         });
         // SAFETY: one call of cuBLAS into this stream. It accesses m k, k n and m n elements of the three slices.
         unsafe { call.enqueue(|stream, slices| self.blas.sgemm(stream, slices, [m, k, n]).map_err(Error::other)) }?;
-        ports.output.send(product).await?;
-        Ok(())
+        Ok(ports.output.send(product).await?)
     }
 }
 

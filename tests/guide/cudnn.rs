@@ -24,8 +24,7 @@ impl Operator for Softmax {
         });
         // SAFETY: one call of cuDNN into this stream, in place, on `rows * classes` elements of the declared slice.
         unsafe { call.enqueue(|stream, [x]| self.dnn.softmax(stream, x, [rows, classes]).map_err(Error::other)) }?;
-        ports.output.send(scores).await?;
-        Ok(())
+        Ok(ports.output.send(scores).await?)
     }
 }
 

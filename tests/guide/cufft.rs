@@ -30,8 +30,7 @@ impl Operator for Transform {
         });
         // SAFETY: one transform on this stream, in place, of as many elements as the declared slice has.
         unsafe { call.enqueue(|stream, [signal]| self.plan.forward(stream, signal, points).map_err(Error::other)) }?;
-        ports.output.send(signal).await?;
-        Ok(())
+        Ok(ports.output.send(signal).await?)
     }
 }
 
