@@ -51,8 +51,9 @@ fn examples_report_errors_in_one_line() {
 on_each_device!(pictures_skips_broken_files_and_draws_the_others, |device| {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
-    let checks =
-        |x: u32, y: u32| image::Rgb([if (x / 64 + y / 64) % 2 == 0 { 250_u8 } else { 20 }, (y % 256) as u8, 90]);
+    let checks = |x: u32, y: u32| {
+        image::Rgb([if (x / 64 + y / 64).is_multiple_of(2) { 250_u8 } else { 20 }, (y % 256) as u8, 90])
+    };
     image::RgbImage::from_fn(640, 480, checks).save(path("wide.png")).unwrap();
     image::RgbImage::from_fn(100, 300, checks).save(path("high.jpg")).unwrap();
     std::fs::write(path("broken.png"), "no image").unwrap();

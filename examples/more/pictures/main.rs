@@ -201,8 +201,8 @@ async fn draw(args: &Args) -> Result<String> {
     let read = Read { files: files(&args.folder)?, skipped: skipped.clone() };
     let read = flow.add("read", read).on_own_thread(); // decoding blocks
     let shrink = flow.add("shrink", Shrink { size: args.size }).on(&device);
-    let soften = flow.add("soften", Apply(|s, w, h, from, to| kernels::soften::launch(s, w, h, from, to))).on(&device);
-    let edges = flow.add("edges", Apply(|s, w, h, from, to| kernels::edges::launch(s, w, h, from, to))).on(&device);
+    let soften = flow.add("soften", Apply(kernels::soften::launch)).on(&device);
+    let edges = flow.add("edges", Apply(kernels::edges::launch)).on(&device);
     let draw = flow.add("draw", Draw).on(&device);
     flow.connect_with(read.images, shrink.input, images);
     flow.connect_with(shrink.output, [soften.input, edges.input], thumbnails);
