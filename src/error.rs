@@ -129,6 +129,27 @@ impl fmt::Display for ErrorKind {
     }
 }
 
+/// The reason why a message was not sent, in the chain of causes of a `SendError`, whose type depends on the message's.
+pub(crate) struct Unsent(pub(crate) Error);
+
+impl fmt::Display for Unsent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for Unsent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl StdError for Unsent {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source()
+    }
+}
+
 /// A failure: its kind, its place and its cause. Clones share the cause.
 ///
 /// ```
@@ -205,7 +226,12 @@ impl Error {
     /// `?` does this for [`std::io::Error`] and boxed errors.
     pub fn other(cause: impl Into<Box<dyn StdError + Send + Sync + 'static>>) -> Self {
         let cause = cause.into();
-        // A boxed wakeline error is unwrapped.
+        // A boxed wakeline error is unwrapped, and so is a send error: the message is dropped.
+        if let Some(Unsent(error)) = cause.source().and_then(|source| source.downcast_ref()) {
+            let error = error.clone();
+            discard_cause(Some(cause));
+            return error;
+        }
         match cause.downcast::<Error>() {
             Ok(error) => *error,
             Err(cause) => Self(Box::new(Inner {
@@ -253,10 +279,16 @@ impl Error {
         loss
     }
 
-    /// Sets the cause, which `{:#}` and `{:?}` display. They display the first 64 errors of a chain of causes;
+    /// Sets the cause, which `{:#}` and `{:?}` display. An error that [wraps](Self::other) another one keeps that one's text
+    /// as its message. They display the first 64 errors of a chain of causes;
     /// [`source`](std::error::Error::source) has all of them.
     #[must_use]
     pub fn because(mut self, cause: impl Into<Box<dyn StdError + Send + Sync + 'static>>) -> Self {
+        if self.0.message.is_none()
+            && let Some(wrapped) = self.cause()
+        {
+            self.0.message = Some(wrapped.to_string());
+        }
         self.0.cause = Some(Arc::new(Cause(Some(cause.into()))));
         self
     }
@@ -518,6 +550,13 @@ mod tests {
         fn source(&self) -> Option<&(dyn StdError + 'static)> {
             Some(&self.0)
         }
+    }
+
+    #[test]
+    fn a_cause_of_a_wrapped_error_does_not_replace_its_text() {
+        let error = Error::other(std::io::Error::other("disk on fire")).because("second");
+        assert_eq!(error.to_string(), "disk on fire");
+        assert_eq!(format!("{error:#}"), "disk on fire: second");
     }
 
     #[test]

@@ -52,7 +52,7 @@
 //! | token | held for everything that may still cause work in a flow; a flow without tokens is idle |
 //! | hub | an async channel of messages, or of chunks, between ports |
 //! | message | a value that travels from an output to an input, with the envelopes in it |
-//! | envelope | memory on a device, with its length, its metadata and the order of its uses |
+//! | envelope | memory on a device or the host, with its length and the order of its uses |
 //! | blank | an envelope without data, which a hub or a service provides for the next message |
 //! | chunk | data in a [`ChunkHub`], which several links read, modify and consume |
 //! | metadata | named values that travel with a message, apart from its type |

@@ -217,15 +217,20 @@ async fn s5_a_slice_that_cannot_be_imported_or_returned() {
     let (buffer, _) = buffer_of(&device, slice_of(&theirs.context().default_stream(), 4));
     assert_eq!(buffer.to_vec(&Stream::new(&device).unwrap()).await.unwrap(), [4; LEN]);
     drop(buffer.into_cudarc().unwrap());
-    // While its stream is captured: a stream of another context, whose later errors do not matter here.
-    let captured = their_stream();
-    let (slice, (buffer, _)) = (slice_of(&captured, 1), buffer_of(&device, slice_of(&captured, 1)));
-    captured.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
-    for error in [Buffer::from_cudarc(&device, slice).unwrap_err(), buffer.into_cudarc().unwrap_err()] {
+    // While its stream is captured. What is refused is dropped, which ends the capture with an error: a stream each.
+    for imported in [false, true] {
+        let captured = their_stream();
+        let slice = slice_of(&captured, 1);
+        let (slice, buffer) = if imported { (None, Some(buffer_of(&device, slice).0)) } else { (Some(slice), None) };
+        captured.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+        let refused = slice.map(|slice| Buffer::from_cudarc(&device, slice).unwrap_err());
+        let error = refused.or_else(|| Some(buffer?.into_cudarc().unwrap_err())).unwrap();
+        drop(captured.end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH));
+        // The error that the drop has left.
+        let _ = captured.context().check_err();
         assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
         assert!(error.to_string().contains("is being captured"), "{error}");
     }
-    drop(captured.end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH));
     // While a graph uses it.
     let (mut buffer, _) = buffer_of(&device, slice_of(&theirs, 1));
     let (graph, ()) = Graph::capture(&device, |capture| capture.stream().fill(&mut buffer, 1)).unwrap();

@@ -42,7 +42,8 @@ async fn every_send_to_an_ended_reader_gives_its_message_back() {
                 }
                 let unsent = ports.output.send(Job(1)).await.unwrap_err();
                 assert!(unsent.error().is_closed(), "{unsent}");
-                assert_eq!(unsent.to_string(), unsent.error().to_string());
+                assert_eq!(unsent.to_string(), "the message was not sent");
+                assert_eq!(format!("{unsent:#}"), format!("the message was not sent: {}", unsent.error()));
                 lock(&back).extend(unsent.into_message().map(|job| job.0));
                 let unsent = ports.output.send_for(Reply::default(), Job(2)).await.unwrap_err();
                 lock(&back).extend(unsent.into_message().map(|job| job.0));
@@ -173,4 +174,34 @@ fn an_unsent_message_is_an_error_like_any_other() {
     assert_eq!(format!("{full:?}"), "Full(..)");
     let boxed: Box<dyn std::error::Error + Send + Sync> = Box::new(full);
     assert!(boxed.to_string().contains("no room"), "{boxed}");
+}
+
+/// A message that is not `Sync`.
+struct Cell(std::cell::Cell<u32>);
+
+impl wakeline::Message for Cell {}
+
+/// A send error that passes through a boxed error on its way keeps its kind: the operator ends with its reader.
+#[tokio::test]
+async fn a_boxed_send_error_is_still_the_end_of_the_reader() {
+    async fn send(output: &mut Output<Cell>) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        output.send(Cell(std::cell::Cell::new(1))).await?;
+        Ok(())
+    }
+
+    let mut flow = Flow::new("boxed");
+    let writer = flow.add(
+        "writer",
+        task(move |ports: &mut SourcePorts<Cell>, _| {
+            async move {
+                loop {
+                    send(&mut ports.output).await?;
+                }
+            }
+            .boxed()
+        }),
+    );
+    let reader = flow.add("reader", sink_with(async |_: Cell, cx: &mut Cx| Ok(cx.finish())));
+    flow.connect(writer.output, reader.input);
+    within(flow.run()).await.unwrap();
 }

@@ -1,5 +1,6 @@
 // One thread for each row of 64 numbers.
-__global__ void norm(const float *rows, unsigned long long rows_len, float *lengths, unsigned long long lengths_len) {
+__global__ void row_lengths(const float *rows, unsigned long long rows_len,
+                            float *lengths, unsigned long long lengths_len) {
     unsigned long long i = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x;
     if (i >= lengths_len || (i + 1) * 64 > rows_len) return;
     float sum = 0.0f;

@@ -42,7 +42,7 @@ const WIDTH: usize = 64;
 
 /// The length of each row.
 #[kernel(unsafe(cuda = "batching.cu"), over = [lengths.len()])]
-fn norm(rows: &[f32], lengths: &mut [f32]) {
+fn row_lengths(rows: &[f32], lengths: &mut [f32]) {
     for (row, length) in rows.chunks_exact(WIDTH).zip(lengths) {
         *length = row.iter().map(|x| x * x).sum::<f32>().sqrt();
     }
@@ -112,7 +112,7 @@ impl Operator for Norm {
     async fn compute(&mut self, ports: &mut NormPorts, cx: &mut Cx) -> Result<()> {
         let (batch, mut numbers) = (ports.batches.take()?, ports.lengths.blank::<f32>().await?);
         numbers.set_len(batch.replies.len())?;
-        norm::launch(cx.stream()?, &batch.numbers, &mut numbers)?;
+        row_lengths::launch(cx.stream()?, &batch.numbers, &mut numbers)?;
         ports.lengths.send(Batch { numbers, replies: batch.replies }).await?;
         Ok(())
     }
@@ -176,7 +176,11 @@ async fn serve(args: &Args) -> Result<String> {
     }
     let mut times = Vec::new();
     while let Some(client) = clients.join_next().await {
-        times.extend(client.map_err(Error::other)??);
+        match client.map_err(Error::other)? {
+            Ok(more) => times.extend(more),
+            // Callers get the kind of a flow's failure; the flow's own error has the cause.
+            Err(error) => return Err(running.failure().unwrap_or(error)),
+        }
     }
     let took = began.elapsed();
     drop(lengths);

@@ -1,6 +1,6 @@
 //! The guide: from a first flow to several GPUs, in pages with complete programs.
 //!
-//! Read [a first flow](first_flow) and [kernels](kernels) first, then the pages that your program needs. Each program is
+//! Read [`first_flow`] and [`kernels`] first, then the pages that your program needs. Each program is
 //! a documentation test: it compiles, and unless a page says otherwise it runs on the emulated device, without a GPU.
 //!
 //! | page | contents |

@@ -169,7 +169,7 @@ impl<M: 'static> Queue<M> {
             reader: EndWaker::new(),
             writer: EndWaker::new(),
             state: mutex_at(
-                Level::HubOptions,
+                Level::Hub,
                 State {
                     // One more, since the oldest is removed after the new one was added.
                     messages: VecDeque::with_capacity(capacity.min(1024) + usize::from(when_full.may_lose_ready())),

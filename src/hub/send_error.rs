@@ -1,9 +1,13 @@
 //! [`SendError`] and [`TrySendError`]: a message that was not sent, and the reason.
 
-use std::{error::Error as StdError, fmt};
+use std::{
+    error::Error as StdError,
+    fmt,
+    sync::{Mutex, PoisonError},
+};
 
 use crate::{
-    error::{Error, ErrorKind},
+    error::{Error, ErrorKind, Unsent},
     sync::discard,
 };
 
@@ -39,30 +43,32 @@ use crate::{
 /// }
 /// ```
 pub struct SendError<M> {
-    message: Option<M>,
-    error: Error,
+    /// Never locked: it makes the error `Sync` for every message, so that `?` converts it into boxed errors, too.
+    message: Mutex<Option<M>>,
+    /// The source, by which [`Error::other`] finds the reason in a boxed `SendError`.
+    error: Unsent,
 }
 
 impl<M> SendError<M> {
     #[cold]
     pub(crate) fn new(message: Option<M>, error: Error) -> Self {
-        Self { message, error }
+        Self { message: Mutex::new(message), error: Unsent(error) }
     }
 
     /// The reason.
     pub fn error(&self) -> &Error {
-        &self.error
+        &self.error.0
     }
 
     /// The message. `None` if it was lost on the way to the reader's device, or if one of several readers has received
     /// it.
     pub fn into_message(self) -> Option<M> {
-        self.message
+        self.message.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The reason, without the message.
     pub fn into_error(self) -> Error {
-        self.error
+        self.error.0
     }
 }
 
@@ -70,26 +76,28 @@ impl<M> SendError<M> {
 impl<M: 'static> From<SendError<M>> for Error {
     #[cold]
     fn from(unsent: SendError<M>) -> Self {
-        discard(unsent.message);
-        unsent.error
+        let SendError { message, error } = unsent;
+        discard(message.into_inner().unwrap_or_else(PoisonError::into_inner));
+        error.0
     }
 }
 
 impl<M> fmt::Display for SendError<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
+        f.write_str("the message was not sent")?;
+        if f.alternate() { write!(f, ": {:#}", self.error.0) } else { Ok(()) }
     }
 }
 
 impl<M> fmt::Debug for SendError<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.error, f)
+        fmt::Debug::fmt(&self.error.0, f)
     }
 }
 
 impl<M> StdError for SendError<M> {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.error.source()
+        Some(&self.error)
     }
 }
 

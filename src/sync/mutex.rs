@@ -45,7 +45,7 @@ pub(crate) enum Level {
     /// `memory/graph_memory`: the memory that a graph keeps.
     GraphMemory,
     /// `hub/queue`, `hub/chunks`: the messages of a hub.
-    HubOptions,
+    Hub,
     /// `memory/heap`: the blocks of a heap.
     Heap,
     /// `memory`: the uses of a piece of memory.

@@ -6,6 +6,7 @@ __global__ void shrink(unsigned width, unsigned height, const unsigned *from, le
                        unsigned to_width, unsigned to_height, unsigned *to, length to_len) {
     unsigned x = blockIdx.x * blockDim.x + threadIdx.x, y = blockIdx.y * blockDim.y + threadIdx.y;
     if (x >= to_width || y >= to_height) return;
+    if (from_len < (length)width * height || to_len < (length)to_width * to_height) return;
     unsigned left = (length)x * width / to_width, right = (x + 1ull) * width / to_width;
     unsigned top = (length)y * height / to_height, bottom = (y + 1ull) * height / to_height;
     right = max(right, left + 1);
@@ -27,7 +28,7 @@ __device__ unsigned at(const unsigned *from, int width, int height, int x, int y
 
 __global__ void soften(unsigned width, unsigned height, const unsigned *from, length from_len, unsigned *to, length to_len) {
     int x = blockIdx.x * blockDim.x + threadIdx.x, y = blockIdx.y * blockDim.y + threadIdx.y;
-    if (x >= width || y >= height) return;
+    if (x >= width || y >= height || min(from_len, to_len) < (length)width * height) return;
     unsigned pixel = 0;
     for (int c = 0; c < 4; c++) {
         unsigned sum = 0;
@@ -41,7 +42,7 @@ __global__ void soften(unsigned width, unsigned height, const unsigned *from, le
 
 __global__ void edges(unsigned width, unsigned height, const unsigned *from, length from_len, unsigned *to, length to_len) {
     int x = blockIdx.x * blockDim.x + threadIdx.x, y = blockIdx.y * blockDim.y + threadIdx.y;
-    if (x >= width || y >= height) return;
+    if (x >= width || y >= height || min(from_len, to_len) < (length)width * height) return;
     auto light = [&](int dx, int dy) {
         unsigned pixel = at(from, width, height, x + dx, y + dy);
         return (int)(2 * channel(pixel, 0) + 5 * channel(pixel, 1) + channel(pixel, 2));

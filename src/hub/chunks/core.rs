@@ -150,10 +150,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         Arc::new_cyclic(|own| Self {
             name,
             bytes,
-            inner: Mutex::at(
-                Level::HubOptions,
-                Inner { state: ChunkHubState::new(capacity), places: HubLocations::new() },
-            ),
+            inner: Mutex::at(Level::Hub, Inner { state: ChunkHubState::new(capacity), places: HubLocations::new() }),
             streams: Mutex::at(Level::CopyStreams, HashMap::new()),
             failed: OnceLock::new(),
             log: EventLog::default(),
