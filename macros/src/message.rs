@@ -92,12 +92,13 @@ pub(crate) fn expand(item: TokenStream) -> syn::Result<TokenStream> {
 fn carries(name: &Ident, generics: &Generics, marked: &[&Type]) -> Option<TokenStream> {
     let site = Span::mixed_site();
     let first = list_element(marked.first()?);
-    let is_same = |ty: &&&Type| list_element(ty) == first;
+    let elements: Vec<_> = marked.iter().map(|ty| list_element(ty)).collect();
+    let are_one = elements.iter().all(|one| elements.iter().all(|other| is_same(one, other)));
     let (_, ty_generics, _) = generics.split_for_impl();
     let mut generics = generics.clone();
     let element = Ident::new("__Element", site);
     generics.params.push(parse_quote!(#element: ::wakeline::memory::Plain));
-    if marked.iter().all(|ty| is_same(&ty)) {
+    if are_one {
         let bound = quote_spanned!(errors::at(first)=> ::wakeline::hub::Carries<#element>);
         generics.make_where_clause().predicates.push(parse_quote!(#first: #bound));
     }
@@ -128,6 +129,36 @@ fn list_element(ty: &Type) -> &Type {
         }
         _ => ty,
     }
+}
+
+/// Whether two types are the same as far as their text shows, which may spell a path in several ways: `Envelope<u8>`,
+/// `wakeline::Envelope<u8>` and `wakeline::hub::Envelope<u8>` are one type, as are `Pixel` and `image::Pixel`, but not
+/// `image::Pixel` and `font::Pixel`.
+fn is_same(one: &Type, other: &Type) -> bool {
+    match (one, other) {
+        (Type::Paren(inner), _) => is_same(&inner.elem, other),
+        (Type::Group(inner), _) => is_same(&inner.elem, other),
+        (_, Type::Paren(_) | Type::Group(_)) => is_same(other, one),
+        (Type::Array(one), Type::Array(other)) => one.len == other.len && is_same(&one.elem, &other.elem),
+        (Type::Path(one), Type::Path(other)) if one.qself.is_none() && other.qself.is_none() => {
+            let (mut one, mut other) = (one.path.segments.iter().rev(), other.path.segments.iter().rev());
+            let (Some(last), Some(other_last)) = (one.next(), other.next()) else { return false };
+            let is_path_same = last.ident == "Envelope" || one.zip(other).all(|(one, other)| one == other);
+            last.ident == other_last.ident && is_path_same && have_same(&last.arguments, &other_last.arguments)
+        }
+        _ => one == other,
+    }
+}
+
+fn have_same(ones: &PathArguments, others: &PathArguments) -> bool {
+    let (PathArguments::AngleBracketed(ones), PathArguments::AngleBracketed(others)) = (ones, others) else {
+        return ones == others;
+    };
+    let are_same = |(one, other): (&GenericArgument, &GenericArgument)| match (one, other) {
+        (GenericArgument::Type(one), GenericArgument::Type(other)) => is_same(one, other),
+        _ => one == other,
+    };
+    ones.args.len() == others.args.len() && ones.args.iter().zip(&others.args).all(are_same)
 }
 
 /// Stands in for the code of a type with a mistake: a message with the events that could be read.
@@ -491,6 +522,23 @@ mod tests {
         let wanted = quote!(where Self: ::core::marker::Send + 'static, Envelope<T>: ::wakeline::Message);
         assert!(expanded.contains(&wanted.to_string()), "{expanded}");
         assert!(!expanded.contains("Frame : :: wakeline :: Message"), "{expanded}");
+    }
+
+    #[test]
+    fn paths_of_one_type_may_be_spelled_in_several_ways() {
+        let one_type = |first: TokenStream, second: TokenStream| {
+            let item = quote!(struct Pair { #[envelope] first: #first, #[envelope] second: #second });
+            expand(item).unwrap().to_string().contains(": :: wakeline :: hub :: Carries < __Element >")
+        };
+        assert!(one_type(quote!(Envelope<u8>), quote!(wakeline::Envelope<u8>)));
+        assert!(one_type(quote!(wakeline::hub::Envelope<u8>), quote!(Vec<::wakeline::Envelope<u8>>)));
+        assert!(one_type(quote!(Envelope<image::Pixel>), quote!(Envelope<Pixel>)));
+        assert!(one_type(quote!(Envelope<[Pixel; 3]>), quote!(wakeline::Envelope<[image::Pixel; 3]>)));
+        assert!(one_type(quote!(Frame<T>), quote!(crate::Frame<T>)));
+        assert!(!one_type(quote!(Envelope<u8>), quote!(wakeline::Envelope<u16>)));
+        assert!(!one_type(quote!(Envelope<font::Pixel>), quote!(Envelope<image::Pixel>)));
+        assert!(!one_type(quote!(Envelope<[u8; 3]>), quote!(Envelope<[u8; 4]>)));
+        assert!(!one_type(quote!(font::Frame), quote!(image::Frame)));
     }
 
     #[test]
