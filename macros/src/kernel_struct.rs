@@ -15,50 +15,100 @@ use crate::{
     kernel::has_name,
 };
 
-/// Keywords of C++ that are not keywords of Rust, or that Rust has as raw identifiers. NVRTC refuses the others.
-const KEYWORDS: [&str; 42] = [
+/// The keywords and alternative tokens of C++20, sorted. Those that are keywords of Rust, too, can be raw identifiers.
+const KEYWORDS: [&str; 92] = [
     "alignas",
     "alignof",
     "and",
+    "and_eq",
     "asm",
     "auto",
+    "bitand",
+    "bitor",
     "bool",
     "break",
     "case",
     "catch",
     "char",
+    "char16_t",
+    "char32_t",
+    "char8_t",
     "class",
+    "co_await",
+    "co_return",
+    "co_yield",
+    "compl",
+    "concept",
     "const",
+    "const_cast",
+    "consteval",
+    "constexpr",
+    "constinit",
     "continue",
+    "decltype",
     "default",
     "delete",
     "do",
     "double",
+    "dynamic_cast",
     "else",
     "enum",
     "explicit",
     "export",
     "extern",
+    "false",
     "float",
     "for",
+    "friend",
     "goto",
     "if",
+    "inline",
     "int",
     "long",
+    "mutable",
     "namespace",
     "new",
+    "noexcept",
+    "not",
+    "not_eq",
+    "nullptr",
     "operator",
+    "or",
+    "or_eq",
     "private",
+    "protected",
     "public",
     "register",
+    "reinterpret_cast",
+    "requires",
     "return",
     "short",
     "signed",
     "sizeof",
     "static",
+    "static_assert",
+    "static_cast",
     "struct",
+    "switch",
     "template",
     "this",
+    "thread_local",
+    "throw",
+    "true",
+    "try",
+    "typedef",
+    "typeid",
+    "typename",
+    "union",
+    "unsigned",
+    "using",
+    "virtual",
+    "void",
+    "volatile",
+    "wchar_t",
+    "while",
+    "xor",
+    "xor_eq",
 ];
 
 struct KernelField<'a> {
@@ -281,6 +331,19 @@ mod tests {
         ] {
             assert!(expanded.contains(part), "{part} in {expanded}");
         }
+    }
+
+    #[test]
+    fn no_name_is_a_keyword_of_cpp() {
+        assert!(KEYWORDS.is_sorted());
+        for keyword in ["and_eq", "co_await", "inline", "requires", "typename", "wchar_t", "while", "xor"] {
+            let name: Ident = syn::parse_str(keyword).or_else(|_| syn::parse_str(&format!("r#{keyword}"))).unwrap();
+            let field = messages(expand(quote!(#[repr(C)] struct Frame { #name: u32 })));
+            let itself = messages(expand(quote!(#[repr(C)] #[allow(non_camel_case_types)] struct #name { count: u32 })));
+            assert_eq!(field, itself, "{keyword}");
+            assert!(field.len() == 1 && field[0].contains("is a keyword of C++"), "{keyword}: {field:#?}");
+        }
+        assert!(expand(quote!(#[repr(C)] struct Frame { crate_count: u32, r#yield: u32, r#move: u32 })).is_ok());
     }
 
     #[test]

@@ -2,11 +2,14 @@
 
 use std::{fmt, ops::Range, sync::Arc};
 
-use super::{Graph, Sketch, copies};
+use super::{
+    Graph, Sketch,
+    copies::{self, InputRange},
+};
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
-    memory::{DeviceSlice, DeviceSliceMut, Memory, Plain},
+    memory::{DeviceSlice, DeviceSliceMut, Memory, Plain, View},
     stream::{Stream, capture::Capture},
 };
 
@@ -16,7 +19,7 @@ const REPLACED: &str = "the closure's `Capturing` was replaced by another one: u
 pub struct Capturing {
     origin: Stream,
     sketch: Sketch,
-    inputs: Vec<Range<usize>>,
+    inputs: Vec<InputRange>,
     outputs: Vec<Range<usize>>,
 }
 
@@ -90,8 +93,9 @@ impl Capturing {
 
     /// Declares host memory as an input. Copies from it are removed from the graph and become [`Graph::inputs`], with
     /// which the caller copies from any page-locked memory to the same destination. Copies from other page-locked
-    /// memory stay in the graph, which keeps that memory alive: its contents are copied again at each launch. A part of a
-    /// buffer declares all of it: [offsets](super::InputCopy::offset) count from the buffer's start.
+    /// memory stay in the graph, which keeps that memory alive: its contents are copied again at each launch. Each
+    /// [part](crate::memory::Slice) of a buffer can be an input: [offsets](super::InputCopy::offset) count from its start.
+    /// A copy must lie within one input or outside all.
     ///
     /// A copied input stays at its destination until it is copied again or a node overwrites it. So from this call on,
     /// the capture reuses no memory. The copy is made before the launch, so [`Graph::capture`] fails if a node uses the
@@ -101,10 +105,12 @@ impl Capturing {
     /// [`Usage`](ErrorKind::Usage) for device memory, for memory that is not page-locked, and after the capture has
     /// reused memory: declare inputs first.
     pub fn input<T: Plain>(&mut self, from: &(impl DeviceSlice<T> + ?Sized)) -> Result<()> {
-        let memory = from.view().memory;
+        let View { memory, offset, len } = from.view().bytes::<T>();
         check_host_memory(memory, "an input")?;
         self.sketch.graph_memory.forbid_reuse()?;
-        self.inputs.push(memory.host_range()?);
+        let whole = memory.host_range()?;
+        let start = whole.start + offset;
+        self.inputs.push(InputRange { range: start..start + len, whole });
         self.sketch.graph_memory.keep(memory);
         Ok(())
     }

@@ -88,8 +88,14 @@ impl InputCopy {
     }
 }
 
+/// Host memory that was declared as an input: the addresses of its elements, and those of its whole buffer.
+pub(super) struct InputRange {
+    pub(super) range: Range<usize>,
+    pub(super) whole: Range<usize>,
+}
+
 /// Checks the copies as described in the [module documentation](self), and removes the copies of inputs.
-pub(super) fn check(sketch: &Sketch, inputs: &[Range<usize>], outputs: &[Range<usize>]) -> Result<Vec<InputCopy>> {
+pub(super) fn check(sketch: &Sketch, inputs: &[InputRange], outputs: &[Range<usize>]) -> Result<Vec<InputCopy>> {
     let (copies, foreign) = {
         let state = sketch.recorder.state();
         let copies: Vec<_> = state
@@ -140,7 +146,7 @@ pub(super) fn check(sketch: &Sketch, inputs: &[Range<usize>], outputs: &[Range<u
         ));
     }
     let overlaps = |a: &Range<usize>, b: &Range<usize>| a.start < b.end && b.start < a.end;
-    let mut taken = Vec::new();
+    let (mut taken, mut stay) = (Vec::new(), Vec::new());
     for (at, _, to, from, bytes) in copies {
         let Some(from) = range(from, bytes) else { continue };
         if outputs.iter().any(|output| overlaps(output, &from)) {
@@ -149,8 +155,17 @@ pub(super) fn check(sketch: &Sketch, inputs: &[Range<usize>], outputs: &[Range<u
                  copies: copy from the device memory instead"
             ));
         }
-        let input = inputs.iter().position(|input| input.start <= from.start && from.end <= input.end);
-        let Some(input) = input else { continue };
+        let input = inputs.iter().position(|InputRange { range, .. }| range.start <= from.start && from.end <= range.end);
+        let Some(input) = input else {
+            if let Some(input) = inputs.iter().position(|input| overlaps(&input.range, &from)) {
+                return wrong(format!(
+                    "node {at} copies {bytes} bytes of which only a part is input {input}: declare all of them as one \
+                     input, or copy each part by itself"
+                ));
+            }
+            stay.push(from);
+            continue;
+        };
         let Endpoint::Device(to) = to else {
             return wrong(format!(
                 "node {at} copies input {input} to host memory: every launch would copy the data that the input had \
@@ -158,11 +173,13 @@ pub(super) fn check(sketch: &Sketch, inputs: &[Range<usize>], outputs: &[Range<u
             ));
         };
         check_not_used_before(sketch, at, input, TouchedRange::new(Endpoint::Device(to), bytes as u64, true))?;
-        let (offset, graph_memory) = (from.start - inputs[input].start, Arc::downgrade(&sketch.graph_memory));
+        let (offset, graph_memory) = (from.start - inputs[input].range.start, Arc::downgrade(&sketch.graph_memory));
         taken.push((at, InputCopy { input, offset, bytes, to, device: sketch.capture.device().clone(), graph_memory }));
     }
     taken.iter().try_for_each(|(at, _)| sketch.recorder.remove(*at))?;
-    inputs.iter().for_each(|input| sketch.graph_memory.forget_reads(input));
+    // The copies that stay still read their memory, which may be another part of an input's buffer.
+    let removed = inputs.iter().filter(|input| !stay.iter().any(|from| overlaps(&input.whole, from)));
+    removed.for_each(|input| sketch.graph_memory.forget_reads(&input.whole));
     Ok(taken.into_iter().map(|(_, copy)| copy).collect())
 }
 

@@ -19,11 +19,18 @@ pub(super) struct Watchdog {
     timer: OnceLock<Arc<WatchdogTimer>>,
 }
 
+#[derive(Default)]
 struct WatchdogTimer {
-    limit: Duration,
-    /// When the pending future is to be polled again.
-    due: Mutex<Option<Instant>>,
+    state: Mutex<TimerState>,
     waker: WakerCell,
+}
+
+#[derive(Default)]
+struct TimerState {
+    /// When the pending future is to be polled again.
+    due: Option<Instant>,
+    /// The thread will look at it again.
+    listed: bool,
 }
 
 impl Watchdog {
@@ -43,7 +50,7 @@ impl Watchdog {
         impl Drop for Disarm<'_> {
             fn drop(&mut self) {
                 if let Some(timer) = self.0.timer.get() {
-                    *lock(&timer.due) = None;
+                    lock(&timer.state).due = None;
                 }
             }
         }
@@ -61,9 +68,11 @@ impl Watchdog {
             if now >= due {
                 return Poll::Ready(None);
             }
-            let timer = self.timer.get_or_init(|| WatchdogTimer::start(self.limit));
+            let timer = self.timer.get_or_init(Arc::default);
             timer.waker.register(task.waker());
-            *lock(&timer.due) = Some(due);
+            if timer.arm(due) {
+                WatchdogTimer::enlist(timer);
+            }
             Poll::Pending
         })
         .await
@@ -71,9 +80,15 @@ impl Watchdog {
 }
 
 impl WatchdogTimer {
-    fn start(limit: Duration) -> Arc<Self> {
+    /// Returns true if the thread has to be given the timer.
+    fn arm(&self, due: Instant) -> bool {
+        let mut state = lock(&self.state);
+        state.due = Some(due);
+        !std::mem::replace(&mut state.listed, true)
+    }
+
+    fn enlist(timer: &Arc<Self>) {
         static TIMERS: OnceLock<mpsc::Sender<Weak<WatchdogTimer>>> = OnceLock::new();
-        let timer = Arc::new(Self { limit, due: Mutex::new(None), waker: WakerCell::new() });
         let timers = TIMERS.get_or_init(|| {
             let (sender, receiver) = mpsc::channel();
             let started = thread::Builder::new().name("wakeline-test".into()).spawn(move || run(&receiver));
@@ -83,19 +98,24 @@ impl WatchdogTimer {
             sender
         });
         // Without the thread there is no limit.
-        let _ = timers.send(Arc::downgrade(&timer));
-        timer
+        let _ = timers.send(Arc::downgrade(timer));
     }
 
-    /// When to look at it again. Its limit is constant, so a wait that begins in the meantime is not over before that.
+    /// When to look at it again: never, unless it is armed again. Its limit is constant, so a wait that begins in the
+    /// meantime is not over before that.
     fn wake_if_due(&self, now: Instant) -> Option<Instant> {
-        let due = *lock(&self.due);
-        match due {
+        let mut state = lock(&self.state);
+        match state.due {
             Some(due) if due > now => return Some(due),
-            Some(_) => self.waker.wake(),
-            None => {}
+            due => {
+                state.listed = false;
+                drop(state);
+                if due.is_some() {
+                    self.waker.wake();
+                }
+            }
         }
-        now.checked_add(self.limit)
+        None
     }
 }
 
@@ -120,5 +140,37 @@ fn run(timers: &mpsc::Receiver<Weak<WatchdogTimer>>) {
             let next = timer.upgrade().and_then(|timer| timer.wake_if_due(now));
             next.inspect(|next| *at = *next).is_some()
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Otherwise the thread would use a core for a harness with a tiny limit.
+    #[test]
+    fn the_thread_forgets_a_timer_that_is_not_armed() {
+        let (timer, now) = (WatchdogTimer::default(), Instant::now());
+        assert!(timer.arm(now + Duration::from_secs(1)));
+        assert!(!timer.arm(now + Duration::from_secs(2)), "the thread has it");
+        assert_eq!(timer.wake_if_due(now), Some(now + Duration::from_secs(2)));
+        assert_eq!(timer.wake_if_due(now + Duration::from_secs(2)), None);
+        lock(&timer.state).due = None;
+        assert!(timer.arm(now));
+        lock(&timer.state).due = None;
+        assert_eq!(timer.wake_if_due(now), None, "it is idle");
+    }
+
+    #[tokio::test]
+    async fn each_wait_has_the_limit() {
+        for limit in [Duration::from_nanos(1), Duration::from_millis(10)] {
+            let watchdog = Watchdog::new(limit);
+            for _ in 0..3 {
+                assert!(watchdog.watch(std::future::pending::<()>()).await.is_none());
+                // The thread may have forgotten the timer in the meantime.
+                tokio::time::sleep(2 * limit).await;
+            }
+            assert_eq!(watchdog.watch(std::future::ready(1)).await, Some(1));
+        }
     }
 }

@@ -70,6 +70,61 @@ alone!(inputs_do_not_overwrite_each_other, async |device: Device, stream: Stream
     assert_eq!(seen, [5, 6]);
 });
 
+// Each part of a buffer is an input of its own, with its own source.
+alone!(parts_of_a_buffer_are_inputs_of_their_own, async |device: Device, stream: Stream| {
+    let mut sums = [buffer(&stream, 0).await, buffer(&stream, 0).await];
+    let host = Buffer::<u32>::pinned(&device, 128).unwrap();
+    let (graph, ()) = Graph::capture(&device, |capture| {
+        for (part, sum) in [host.slice(..64), host.slice(64..)].into_iter().zip(&mut sums) {
+            capture.input(&part)?;
+            let stream = capture.stream();
+            let mut x = stream.alloc::<u32>(64)?;
+            stream.copy(&part, &mut x)?;
+            add_to::launch(stream, sum, &x)?;
+        }
+        Ok(())
+    })
+    .unwrap();
+    let found: Vec<_> = graph.inputs().iter().map(|copy| (copy.input(), copy.offset(), copy.bytes())).collect();
+    assert_eq!(found, [(0, 0, 256), (1, 0, 256)]);
+    let exec = graph.instantiate().unwrap();
+    for (input, value) in graph.inputs().iter().zip([5, 6]) {
+        let mut from = Buffer::<u32>::pinned(&device, 64).unwrap();
+        from.as_mut_slice().unwrap().fill(value);
+        input.copy(&stream, &from).unwrap();
+    }
+    exec.launch(&stream).unwrap();
+    let seen = [sums[0].to_vec(&stream).await.unwrap()[0], sums[1].to_vec(&stream).await.unwrap()[0]];
+    assert_eq!(seen, [5, 6]);
+    // A copy of both parts belongs to neither.
+    let mut x = Buffer::<u32>::new(&device, 128).unwrap();
+    let both = Graph::capture(&device, |capture| {
+        capture.input(&host.slice(..64))?;
+        capture.stream().copy(&host, &mut x)
+    });
+    refused(both, &["only a part is input 0"]);
+});
+
+// What is beside an input in its buffer is a constant: the graph keeps it, and no one writes it.
+alone!(a_part_that_is_no_input_is_a_constant, async |device: Device, stream: Stream| {
+    let (mut x, mut sum) = (buffer(&stream, 0).await, buffer(&stream, 0).await);
+    let mut host = Buffer::<u32>::pinned(&device, 128).unwrap();
+    host.as_mut_slice().unwrap().fill(3);
+    let (graph, ()) = Graph::capture(&device, |capture| {
+        capture.input(&host.slice(..64))?;
+        let mut constant = capture.stream().alloc::<u32>(64)?;
+        capture.stream().copy(&host.slice(64..), &mut constant)?;
+        capture.stream().copy(&host.slice(..64), &mut x)?;
+        add_to::launch(capture.stream(), &mut sum, &constant)
+    })
+    .unwrap();
+    assert!(host.as_mut_slice().is_err(), "each launch copies the second half");
+    drop(host);
+    let exec = graph.instantiate().unwrap();
+    exec.launch(&stream).unwrap();
+    assert_eq!(sum.to_vec(&stream).await.unwrap(), [3; 64]);
+});
+
 // An input's memory must not reuse a block that the graph used before: the copy is made before the launch, and would be
 // overwritten.
 alone!(an_input_is_not_overwritten_by_earlier_nodes, async |device: Device, stream: Stream| {
