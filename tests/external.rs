@@ -161,6 +161,32 @@ async fn s5_an_error_of_external_work_is_passed_on() {
     freed(&device).await;
 }
 
+/// The function cannot use the other part of the memory that its work declares: that use would be forgotten.
+#[tokio::test]
+#[ignore = "needs a GPU"]
+async fn the_function_of_external_work_cannot_use_the_rest_of_its_memory() {
+    let device = common::cuda();
+    let [one, two] = ["one", "two"].map(|name| Stream::named(&device, name).unwrap());
+    let mut a = Buffer::from_slice(&one, &[1_u32; 64]).unwrap();
+    let (mut left, mut right) = a.split_at_mut(32).unwrap();
+    let mut refused = None;
+    let set = |stream, [to]: [u64; 1]| {
+        refused = two.fill(&mut right, 3).err();
+        cuda::set(stream, to, 7, 32)
+    };
+    // SAFETY: one memset on this stream, of the slice that is declared.
+    unsafe { one.external("set").write(&mut left).enqueue(set) }.unwrap();
+    let refused = refused.unwrap();
+    assert_eq!(refused.kind(), ErrorKind::Usage);
+    assert!(refused.to_string().contains("stream `two` would use memory that external work declares"), "{refused}");
+    two.fill(&mut right, 3).unwrap();
+    let mut expected = [7; 64];
+    expected[32..].fill(3);
+    assert_eq!(a.to_vec(&two).await.unwrap(), expected);
+    drop(a);
+    freed(&device).await;
+}
+
 /// The emulated device requires a replacement, runs it in stream order, and checks it against the declaration.
 #[tokio::test]
 async fn s5_the_replacement_of_external_work() {

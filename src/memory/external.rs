@@ -170,7 +170,9 @@ impl<A: Addresses> External<'_, A> {
     /// function gets the driver's stream, a `CUstream`, and the slices' addresses (`CUdeviceptr`s) in order of
     /// declaration. The device's context is current, and no lock is held. If a graph uses one of the slices too, or if it
     /// is a part of memory that was [split](super::SliceMut::split_at_mut), other threads that launch the graph or use the
-    /// memory wait until the function has returned, so the function must not wait for these threads.
+    /// memory wait until the function has returned, so the function must not wait for these threads. The function
+    /// itself must not use such memory through wakeline either, not even another part of it, unless the work and that
+    /// operation only read: until the function has returned, the operation is a [`Usage`](crate::ErrorKind::Usage) error.
     ///
     /// An error or a panic of the function is returned or resumed. The slices count as used in any case, since work
     /// that the function enqueued still runs. On the emulated device the [counterpart](Self::emulated) is enqueued
@@ -186,7 +188,8 @@ impl<A: Addresses> External<'_, A> {
     /// The work that the function enqueues goes into the given stream, or is ordered within it (forked from it and
     /// joined to it) when the function returns. It accesses no device memory of wakeline except the declared slices,
     /// within their lengths, and writes only slices that are declared as written, with valid values of their type. The
-    /// stream is not destroyed, captured or reset.
+    /// stream is not destroyed, captured or reset. Operations of wakeline within the function are checked as anywhere, and
+    /// are not part of that work.
     pub unsafe fn enqueue(self, call: impl FnOnce(*mut c_void, A) -> Result<()>) -> Result<()> {
         let Self { stream, name, mut slices, emulated, .. } = self;
         let place = || format!("external work `{name}` on `{}`", stream.name());
@@ -203,7 +206,9 @@ impl<A: Addresses> External<'_, A> {
         }
         // The function is called without the lock: no other thread uses lent memory during the call.
         if use_lock.is_some() {
-            _lent = LentUses::new(slices.iter().filter_map(|used| used.access.memory().shared.get()));
+            _lent = LentUses::new(
+                slices.iter().filter_map(|used| Some((used.access.memory().shared.get()?, used.access.writes()))),
+            );
         }
         drop(use_lock);
         let addresses = A::addresses(|at| match args[at] {

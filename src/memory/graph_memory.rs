@@ -28,7 +28,7 @@ use super::{
     Location, Memory, Owned, View,
     graphs::{self, CaptureMemory, capture_over_error, is_used_by_current, not_captured_error},
     memory::Origin,
-    shared_uses::SharedUses,
+    shared_uses::{SharedUses, is_any_lent},
     use_lock::UseLockGuard,
     uses::{Uses, query_readers},
 };
@@ -125,6 +125,7 @@ impl GraphMemory {
     }
 
     fn before_shared(&self, shared: &Arc<SharedUses>, stream: &Stream, write: bool) -> Result<()> {
+        shared.check_not_lent(stream, write)?;
         let outside = lock(&shared.uses).open(write);
         let within = {
             // The memory is kept from here on: another thread may end the capture after the node is added and before
@@ -286,6 +287,7 @@ impl GraphMemory {
             .iter()
             .find(|nodes| contains(nodes.shared.location, nodes.shared.bytes))
             .map(|nodes| nodes.shared.clone());
+        shared.iter().try_for_each(|shared| shared.check_not_lent(stream, true))?;
         let unowned = || state.unowned.iter().find(|(_, memory)| contains(memory.location, memory.bytes));
         let place = match &shared {
             Some(shared) => Some((shared.location, shared.bytes)),
@@ -329,8 +331,12 @@ impl GraphMemory {
         lock(&self.state).all.iter().any(|nodes| nodes.shared.is_lent())
     }
 
-    /// Fails on a thread that is in a capture whose nodes use the same memory.
+    /// Fails on a thread that is in a capture whose nodes use the same memory, or in a function that such memory is lent
+    /// to.
     pub(super) fn check_not_captured(&self, stream: &Stream) -> Result<()> {
+        if is_any_lent() {
+            lock(&self.state).all.iter().try_for_each(|nodes| nodes.shared.check_not_lent(stream, nodes.writes))?;
+        }
         if Capture::current().is_none() {
             return Ok(());
         }

@@ -199,17 +199,18 @@ impl Memory {
         of(capture)?.before_use(self.shared_uses(), stream, write)
     }
 
-    /// Fails for work that is not captured, on a thread that is in a capture that uses the memory.
+    /// Fails for work that is not captured, on a thread that is in a capture that uses the memory, or in a function that
+    /// the memory is lent to.
     #[inline]
-    pub(super) fn check_not_captured(&self, stream: &Stream) -> Result<()> {
+    pub(super) fn check_not_captured(&self, stream: &Stream, write: bool) -> Result<()> {
         match self.shared.get() {
             None => Ok(()),
-            Some(shared) => Self::check_uncaptured_use(shared, stream),
+            Some(shared) => Self::check_uncaptured_use(shared, stream, write),
         }
     }
 
     #[cold]
-    fn check_uncaptured_use(shared: &Arc<SharedUses>, stream: &Stream) -> Result<()> {
+    fn check_uncaptured_use(shared: &Arc<SharedUses>, stream: &Stream, write: bool) -> Result<()> {
         if shared.of_node {
             let text = format!(
                 "stream `{}` would use memory that a node of a graph allocates, which exists only during the graph's \
@@ -218,6 +219,7 @@ impl Memory {
             );
             return Err(Error::new(ErrorKind::Usage, text));
         }
+        shared.check_not_lent(stream, write)?;
         if is_used_by_current(shared) { Err(not_captured_error(stream)) } else { Ok(()) }
     }
 

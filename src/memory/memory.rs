@@ -38,7 +38,8 @@ pub(crate) struct Memory {
     /// True for memory of the user that must not be written.
     pub(super) read_only: bool,
     pub(super) uses: Mutex<Uses>,
-    /// Set once graphs use the memory too, or parts of it are used; from then on its uses are recorded here.
+    /// Set while graphs use the memory too, or parts of it are used: its uses are then recorded here. Reset by
+    /// [`uses_mut`](Self::uses_mut).
     pub(super) shared: OnceLock<Arc<SharedUses>>,
     /// For staged memory (see [`host`](super::host)): copies from devices that are not yet transferred to it, oldest
     /// first. Allocated at the first copy.
@@ -211,9 +212,24 @@ impl Memory {
         }
     }
 
-    /// Like [`uses`](Self::uses), with exclusive access: lock-free unless graphs use the memory.
+    /// Like [`uses`](Self::uses), with exclusive access: lock-free unless graphs use the memory. Uses that are no longer
+    /// shared move back into the memory.
     #[inline]
     pub(super) fn uses_mut(&mut self) -> UsesMut<'_> {
+        match self.shared.get() {
+            None => UsesMut::Own(self.uses.get_mut()),
+            Some(_) => self.shared_uses_mut(),
+        }
+    }
+
+    #[cold]
+    fn shared_uses_mut(&mut self) -> UsesMut<'_> {
+        // The memory is borrowed exclusively, so no part of it exists. A graph, a capture or external work that uses it
+        // would have a reference of its own.
+        if let Some(shared) = self.shared.get_mut().and_then(Arc::get_mut).filter(|shared| !shared.of_node) {
+            self.uses = std::mem::take(shared.uses.get_mut()).locked();
+            self.shared.take();
+        }
         match self.shared.get() {
             None => UsesMut::Own(self.uses.get_mut()),
             Some(shared) => UsesMut::Shared(lock(&shared.uses)),
@@ -236,8 +252,8 @@ impl Memory {
         drop((uses, std::mem::take(&mut self.arrivals)));
     }
 
-    /// The uses that the memory shares with graphs, or its parts with each other. Created at the first call; from then on all uses are recorded
-    /// there.
+    /// The uses that the memory shares with graphs, or its parts with each other. Created at the first call; from then on
+    /// all uses are recorded there, until [`uses_mut`](Self::uses_mut) finds that they are no longer shared.
     pub(super) fn shared_uses(&self) -> &Arc<SharedUses> {
         if let Some(shared) = self.shared.get() {
             return shared;

@@ -19,7 +19,7 @@ impl Memory {
         if let Some(capture) = stream.capture() {
             return self.before_captured(stream, capture, false);
         }
-        self.check_not_captured(stream)?;
+        self.check_not_captured(stream, false)?;
         if !self.device.tracked() {
             return self.before_untracked(stream, false);
         }
@@ -76,7 +76,7 @@ impl Memory {
         if let Some(capture) = stream.capture() {
             return self.before_captured(stream, capture, true).map(|()| true);
         }
-        self.check_not_captured(stream)?;
+        self.check_not_captured(stream, true)?;
         if !self.device.tracked() {
             return self.before_untracked(stream, true).map(|()| true);
         }

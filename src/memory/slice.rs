@@ -8,9 +8,10 @@
 //!
 //! An operation accesses the view's bytes alone: this is what the device, the race checker and a graph see. The order is
 //! tracked by the whole memory. Mutable parts of one memory can be on different threads, which then enqueue work on it at
-//! the same time. Its uses are therefore [shared](Memory::shared_uses) from the first `split_at_mut` on: from the check of
+//! the same time. Its uses are therefore [shared](Memory::shared_uses) from a `split_at_mut` on: from the check of
 //! the earlier uses until the new one is noted, each operation holds the use lock. Otherwise neither of two operations would
-//! be ordered after the other, and the record would keep only one of them.
+//! be ordered after the other, and the record would keep only one of them. The next operation that borrows the whole memory
+//! exclusively ends this: a write, a send of its envelope, the return to its pool.
 
 use std::{
     fmt,
@@ -322,8 +323,12 @@ impl<T: Plain> fmt::Debug for SliceMut<'_, T> {
 mod tests {
     use proptest::prelude::*;
 
+    use std::sync::mpsc;
+
+    use futures::FutureExt;
+
     use super::*;
-    use crate::{Stream, device::Emulated};
+    use crate::{Stream, device::Emulated, graph::Graph, hub::pool::Pool};
 
     /// Writes to each element the sum of it and of the element of `x` at the same position.
     #[crate::kernel]
@@ -437,6 +442,46 @@ mod tests {
             assert_eq!(read, *model, "buffer {at}");
         }
         Ok(())
+    }
+
+    /// An envelope that was once used in parts does not keep the lock that all such memory shares.
+    #[test]
+    fn an_envelope_that_was_split_is_not_shared_after_its_return() {
+        let device = Device::emulated(Emulated::new().workers(2));
+        let [one, two] = [0; 2].map(|_| Stream::new(&device).unwrap());
+        let pool = Pool::new(&"hub".into(), 1, 64, &device, &device).unwrap();
+        let (go, held) = mpsc::channel::<()>();
+        one.host_function(move || _ = held.recv()).unwrap();
+        let mut envelope = pool.take().unwrap().unwrap();
+        let whole = ViewMut { memory: MemoryMut::Whole(envelope.memory_mut()), offset: 0, len: 16 };
+        let (mut left, mut right) = SliceMut::<u32>::of(whole).into_split(8).unwrap();
+        one.fill(&mut left, 1).unwrap();
+        two.fill(&mut right, 2).unwrap();
+        assert!(envelope.memory().shared.get().is_some(), "its parts share its uses");
+        drop(envelope);
+        let envelope = pool.take().unwrap().unwrap();
+        assert!(envelope.memory().shared.get().is_none(), "nothing else uses it");
+        assert!(envelope.memory().host_access(true).now_or_never().is_none(), "the uses of its parts are not forgotten");
+        drop(go);
+        futures::executor::block_on(envelope.memory().host_access(true)).unwrap();
+    }
+
+    #[test]
+    fn a_write_of_all_memory_ends_its_sharing_unless_a_graph_uses_it() {
+        let device = Device::emulated(Emulated::new());
+        let stream = Stream::new(&device).unwrap();
+        let mut x = Buffer::from_slice(&stream, &[1_u32; 8]).unwrap();
+        let is_shared = |x: &Buffer<u32>| x.view().memory.shared.get().is_some();
+        x.split_at_mut(4).map(drop).unwrap();
+        assert!(is_shared(&x));
+        stream.fill(&mut x, 2).unwrap();
+        assert!(!is_shared(&x));
+        let (graph, ()) = Graph::capture(&device, |capture| capture.stream().fill(&mut x, 3)).unwrap();
+        stream.fill(&mut x, 4).unwrap();
+        assert!(is_shared(&x), "a launch may use it at any time");
+        drop(graph);
+        stream.fill(&mut x, 5).unwrap();
+        assert!(!is_shared(&x));
     }
 
     proptest! {
