@@ -7,8 +7,8 @@ use crate::error::{Error, ErrorKind, Result};
 /// and how large they are.
 ///
 /// By default [`Flow::connect`](crate::Flow::connect) makes a queue of one message with two envelopes per location.
-/// For an operator that waits for several messages at once the queue holds that many, with one envelope more. Where a
-/// message can have several envelopes, there are as many times more.
+/// For an operator that waits for several messages at once the queue holds that many, with one envelope more. A
+/// message type with several envelopes multiplies these numbers of envelopes by the number in a message.
 /// [`Flow::connect_with`](crate::Flow::connect_with) takes `HubOptions` in place of these defaults.
 ///
 /// ```

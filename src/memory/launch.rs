@@ -99,7 +99,7 @@ impl<'a> Call<'a> {
     #[inline]
     unsafe fn enqueue_shaped(self, dimensions: Result<Option<Dimensions>>) -> Result<()> {
         let Self { def, stream, shape, args: mut given } = self;
-        let place = || format!("kernel `{}` on `{}`", def.name, stream.name());
+        let place = || format!("kernel `{}` on stream `{}`", def.name, stream.name());
         let Some((grid, block)) = dimensions.map_err(|error| error.at(place()))? else {
             return Ok(());
         };

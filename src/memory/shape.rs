@@ -1,7 +1,10 @@
 //! The shape of a launch: given, or derived from what it must cover.
 
 use super::{DeviceSlice, Plain};
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    device::human,
+    error::{Error, ErrorKind, Result},
+};
 
 /// CUDA's limits for a grid's blocks in each dimension, for a block's threads in each dimension, and for a block's
 /// threads in all (CUDA C++ Programming Guide, technical specifications; the same for all GPUs that CUDA 12 supports).
@@ -87,10 +90,10 @@ impl Shape {
             let covered = u64::from(blocks[at]) * threads;
             if covered < extent {
                 return Err(usage(format!(
-                    "the grid covers {covered} of {extent} in dimension {dimension} ({} blocks of {threads} threads): \
+                    "the grid covers {covered} of {extent} in dimension {dimension} ({} of {threads} threads): \
                      launch at least {needed} blocks in {dimension}, or leave the blocks out \
                      (`Grid::default().threads(..)`), which are then derived from the kernel's `over`",
-                    blocks[at]
+                    human::count(blocks[at] as usize, "block")
                 )));
             }
         }

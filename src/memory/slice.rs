@@ -461,7 +461,10 @@ mod tests {
         drop(envelope);
         let envelope = pool.take().unwrap().unwrap();
         assert!(envelope.memory().shared.get().is_none(), "nothing else uses it");
-        assert!(envelope.memory().host_access(true).now_or_never().is_none(), "the uses of its parts are not forgotten");
+        assert!(
+            envelope.memory().host_access(true).now_or_never().is_none(),
+            "the uses of its parts are not forgotten"
+        );
         drop(go);
         futures::executor::block_on(envelope.memory().host_access(true)).unwrap();
     }

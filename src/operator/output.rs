@@ -409,7 +409,7 @@ impl<M: Message> Output<M> {
 }
 
 impl<M: Message> Output<M> {
-    /// Takes a blank envelope of the hub, to fill and to send in a message: an [`Envelope`], or a message that holds
+    /// Takes a blank envelope of the hub, of length 0, to fill and to send in a message: an [`Envelope`], or a message that holds
     /// envelopes. Those that a message certainly needs, one for each `#[envelope]` field that is an envelope, are
     /// available when a run begins, because the port's condition was ready; for a further one the call waits.
     ///

@@ -62,7 +62,7 @@ impl Compiler {
         let Some(library) = candidates().find_map(|path| load_library(&path)) else {
             return Err(
                 "NVRTC (libnvrtc.so) was not found on this machine: install the CUDA toolkit, set CUDA_PATH to the \
-                 folder of an installed one, or give the kernel PTX or a cubin"
+                 folder of an installed one or LD_LIBRARY_PATH to that of the library, or give the kernel PTX or a cubin"
                     .into(),
             );
         };
