@@ -339,11 +339,22 @@ mod tests {
         for keyword in ["and_eq", "co_await", "inline", "requires", "typename", "wchar_t", "while", "xor"] {
             let name: Ident = syn::parse_str(keyword).or_else(|_| syn::parse_str(&format!("r#{keyword}"))).unwrap();
             let field = messages(expand(quote!(#[repr(C)] struct Frame { #name: u32 })));
-            let itself = messages(expand(quote!(#[repr(C)] #[allow(non_camel_case_types)] struct #name { count: u32 })));
+            let itself =
+                messages(expand(quote!(#[repr(C)] #[allow(non_camel_case_types)] struct #name { count: u32 })));
             assert_eq!(field, itself, "{keyword}");
             assert!(field.len() == 1 && field[0].contains("is a keyword of C++"), "{keyword}: {field:#?}");
         }
-        assert!(expand(quote!(#[repr(C)] struct Frame { crate_count: u32, r#yield: u32, r#move: u32 })).is_ok());
+        assert!(
+            expand(quote!(
+                #[repr(C)]
+                struct Frame {
+                    crate_count: u32,
+                    r#yield: u32,
+                    r#move: u32,
+                }
+            ))
+            .is_ok()
+        );
     }
 
     #[test]

@@ -155,7 +155,8 @@ pub(super) fn check(sketch: &Sketch, inputs: &[InputRange], outputs: &[Range<usi
                  copies: copy from the device memory instead"
             ));
         }
-        let input = inputs.iter().position(|InputRange { range, .. }| range.start <= from.start && from.end <= range.end);
+        let input =
+            inputs.iter().position(|InputRange { range, .. }| range.start <= from.start && from.end <= range.end);
         let Some(input) = input else {
             if let Some(input) = inputs.iter().position(|input| overlaps(&input.range, &from)) {
                 return wrong(format!(
