@@ -613,6 +613,74 @@ async fn finish_ends_an_operator_that_would_go_on_for_ever() {
     assert!(report.operator("Poll").unwrap().runs <= 5, "{report}");
 }
 
+#[derive(Ports)]
+struct BurstPorts {
+    #[output]
+    numbers: Output<u64>,
+}
+
+/// Sends this number of messages in each run.
+struct Burst(u64);
+
+impl Operator for Burst {
+    type Ports = BurstPorts;
+
+    async fn compute(&mut self, ports: &mut BurstPorts, _cx: &mut Cx) -> Result<()> {
+        for number in 0..self.0 {
+            ports.numbers.send(number).await?;
+        }
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_message_is_received_before_its_run_ends() {
+    let begun = std::time::Instant::now();
+    let mut burst = test::operator(Burst(200_000)).start().unwrap();
+    for number in 0..100 {
+        assert_eq!(*burst.output(burst.numbers).recv().await.unwrap().unwrap(), number);
+    }
+    assert_eq!((burst.runs(), burst.status().running), (0, true));
+    assert!(begun.elapsed() < ms(5000), "{:?}", begun.elapsed());
+
+    // The run goes on in the next call.
+    let mut burst = test::operator(Burst(100)).start().unwrap();
+    assert_eq!(*burst.output(burst.numbers).recv().await.unwrap().unwrap(), 0);
+    assert_eq!(burst.step().await.unwrap(), Stepped::Ran(1));
+    assert_eq!(burst.output(burst.numbers).drain().unwrap().len(), 99);
+}
+
+#[tokio::test]
+async fn a_run_that_sends_without_end_is_an_error() {
+    let begun = std::time::Instant::now();
+    let mut burst = test::operator(Burst(u64::MAX)).timeout(ms(200)).start().unwrap();
+    for number in 0..3 {
+        assert_eq!(*burst.output(burst.numbers).recv().await.unwrap().unwrap(), number);
+    }
+    for error in [burst.step().await.unwrap_err(), burst.settle().await.unwrap_err()] {
+        assert!(error.is_stalled());
+        assert!(error.to_string().contains("no step within 200ms: operator `Burst` "), "{error}");
+        assert!(error.to_string().contains("if it sends without end, receive with `recv`"), "{error}");
+    }
+    assert!(burst.finish().await.unwrap_err().is_stalled());
+    assert!(begun.elapsed() < ms(5000), "{:?}", begun.elapsed());
+}
+
+/// A flow that ends by itself is fast: messages without end would use all memory within the timeout.
+#[tokio::test]
+async fn an_output_keeps_a_limited_number_of_messages() {
+    let mut burst = test::operator(Burst(100_000)).timeout(ms(4000)).start().unwrap();
+    assert_eq!(*burst.output(burst.numbers).recv().await.unwrap().unwrap(), 0);
+    let error = burst.finish().await.unwrap_err();
+    let wanted = "output `numbers` keeps 65536 messages, the maximum: receive them";
+    assert!(error.is_stalled() && error.to_string().contains(wanted), "{error}");
+    let kept = burst.output(burst.numbers).drain().unwrap().len();
+    assert_eq!(kept, 1 << 16, "{error}");
+    // It has room again.
+    burst.finish().await.unwrap();
+    assert_eq!(1 + kept + burst.output(burst.numbers).drain().unwrap().len(), 100_000);
+}
+
 /// Latest values are read again and again.
 #[tokio::test]
 async fn an_input_may_have_a_hub_that_keeps_the_latest() {

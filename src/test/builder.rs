@@ -12,7 +12,7 @@ use std::{
 
 use super::{
     harness::{Harness, Surroundings},
-    sink::{SinkQueue, TestSink},
+    sink::{RoomForMessage, SinkQueue, TestSink},
     source::{MessageSent, SourceQueue, TestSource},
 };
 use crate::{
@@ -133,8 +133,8 @@ impl<P: Ports> HarnessBuilder<P> {
         self
     }
 
-    /// Sets the longest real time that a call of the harness waits for one step: for a device, a timer, a gate, or
-    /// anything else outside the operator. The default is ten seconds.
+    /// Sets the longest real time that a call of the harness takes for one run of the operator. This includes what the run
+    /// waits for: a device, a timer, a gate, or anything else outside the operator. The default is ten seconds.
     pub fn timeout(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
     }
@@ -244,10 +244,10 @@ impl HandleVisitor for Connecting<'_> {
     fn output<M: Message>(&mut self, handle: OutputHandle<M>) {
         let mut hub = self.hub::<M>(handle.id);
         hub.options.reads_anywhere = true;
-        let queue = SinkQueue::<M>::new();
+        let queue = SinkQueue::<M>::new(handle.id.name);
         let sink = TestSink { queue: queue.clone(), device: self.device() };
         let added = self.flow.add(format!("test:{}", handle.id.name), sink);
-        let added = self.place(added);
+        let added = self.place(added.when(RoomForMessage(queue.clone())));
         self.flow.connect_with(handle, added.input, hub);
         self.around.add_output(handle.id, queue);
     }
@@ -272,6 +272,7 @@ impl Surroundings {
 
     fn add_output<M: Message>(&mut self, port: PortId, queue: Arc<SinkQueue<M>>) {
         self.count += 1;
+        self.sinks.push(queue.clone());
         self.outputs.insert(port, Box::new(queue));
     }
 }

@@ -17,7 +17,7 @@
 use std::{any::Any, collections::HashMap, fmt, ops::Deref, sync::Arc, time::Duration};
 
 use super::{
-    sink::{Received, SinkQueue},
+    sink::{AnySink, MAX_KEPT, Received, SinkQueue},
     source::{AnySource, SourceQueue},
     watchdog::Watchdog,
 };
@@ -57,6 +57,7 @@ pub(super) struct Surroundings {
     /// By port: an `Arc<SinkQueue<M>>`.
     pub(super) outputs: HashMap<PortId, Box<dyn Any + Send + Sync>>,
     pub(super) sources: Vec<Arc<dyn AnySource>>,
+    pub(super) sinks: Vec<Arc<dyn AnySink>>,
     /// The number of operators, which is that of hubs.
     pub(super) count: usize,
 }
@@ -89,15 +90,18 @@ struct TestRun {
     ending: Option<Running>,
     outcome: Option<Result<Report>>,
     sources: Vec<Arc<dyn AnySource>>,
+    sinks: Vec<Arc<dyn AnySink>>,
     /// The numbers of the operators and hubs around it.
     around: Vec<usize>,
     turn: Turn,
     /// A run that is to be returned, once its messages have arrived.
     ran: Option<u64>,
     ended: bool,
+    /// The number of steps around it in this call.
+    steps_around: u64,
     /// It waits for the test, and nothing has moved since it was found to.
     rests: bool,
-    watchdog: Watchdog,
+    watchdog: Arc<Watchdog>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,7 +132,7 @@ impl<P: Ports> Harness<P> {
         around: Surroundings,
         timeout: Duration,
     ) -> Self {
-        let Surroundings { inputs, outputs, sources, count } = around;
+        let Surroundings { inputs, outputs, sources, sinks, count } = around;
         let mut run = TestRun {
             name,
             handle: steps.handle(),
@@ -136,13 +140,15 @@ impl<P: Ports> Harness<P> {
             ending: None,
             outcome: None,
             sources,
+            sinks,
             // The operator itself is the first.
             around: (0..=count * 2).filter(|number| *number != OPERATOR).collect(),
             turn: Turn::Around,
             ran: None,
             ended: false,
+            steps_around: 0,
             rests: false,
-            watchdog: Watchdog::new(timeout),
+            watchdog: Arc::new(Watchdog::new(timeout)),
         };
         run.ask(Turn::Around);
         Self { handles, run, inputs, outputs }
@@ -160,13 +166,16 @@ impl<P: Ports> Harness<P> {
         TestOutput { port: output.id.name, queue: queue.cloned(), run: &mut self.run }
     }
 
-    /// Runs the operator once, as soon as it may run. It waits for a device, for time and for other events, such as
+    /// Runs the operator once, as soon as it may run. All messages of the run can then be received. It waits for a device, for time and for other events, such as
     /// that a gate is opened, but not for what only the test can do: if that is missing, nothing has run, and the answer
     /// says what the operator waits for.
     ///
     /// A run that waits in its middle, for another message for example, is [`Waits`](Stepped::Waits), too. It goes on in
     /// the next call. An operator with a loop of its own that never calls [`Cx::ready`](crate::Cx::ready) has no runs to
     /// make: it goes on by itself during any call.
+    ///
+    /// A run that sends very many messages waits for room while 65,536 of them are kept for the test, and goes on when
+    /// some were received.
     ///
     /// # Errors
     /// The operator's failure; [`Stalled`](ErrorKind::Stalled) after the [timeout](super::HarnessBuilder::timeout).
@@ -263,42 +272,60 @@ impl TestRun {
 
     /// Runs the operator once, if it may run without the test.
     async fn step(&mut self, time: Time) -> Result<Stepped> {
+        let stepped = self.step_until(time, || false).await?;
+        stepped.ok_or_else(|| Error::internal("a step of a test's harness has stopped"))
+    }
+
+    /// Like [`step`](Self::step), but returns `None` in the middle of a run once `stop` is true. The timeout limits all of
+    /// it: a run that sends without end has many steps, none of which waits.
+    async fn step_until(&mut self, time: Time, stop: impl Fn() -> bool) -> Result<Option<Stepped>> {
+        self.steps_around = 0;
+        let watchdog = self.watchdog.clone();
+        match watchdog.watch(self.advance_until(time, stop)).await {
+            Some(stepped) => stepped,
+            None => Err(self.timed_out()),
+        }
+    }
+
+    async fn advance_until(&mut self, time: Time, stop: impl Fn() -> bool) -> Result<Option<Stepped>> {
         self.rests = false;
         loop {
             if self.handle.failure().is_some() {
                 self.outcome().await?;
             }
-            let Some(steps) = &mut self.steps else { return Ok(Stepped::Ended) };
-            let Some(found) = self.watchdog.watch(steps.advance()).await else { return Err(self.timed_out()) };
-            match found {
+            let Some(steps) = &mut self.steps else { return Ok(Some(Stepped::Ended)) };
+            match steps.advance().await {
                 Advance::Over => {
                     self.ended = true;
                     self.outcome().await?;
-                    return Ok(self.ran.take().map_or(Stepped::Ended, Stepped::Ran));
+                    return Ok(Some(self.ran.take().map_or(Stepped::Ended, Stepped::Ran)));
                 }
-                Advance::Step(step) => self.note(&step),
+                Advance::Step(step) => {
+                    self.note(&step);
+                    // All messages of a run that has ended arrive before it is returned.
+                    if self.ran.is_none() && !self.ended && stop() {
+                        return Ok(None);
+                    }
+                }
                 Advance::Quiet if self.turn == Turn::Around => {
                     if self.ran.is_some() || self.ended {
                         self.ask(Turn::Around);
-                        return Ok(self.ran.take().map_or(Stepped::Ended, Stepped::Ran));
+                        return Ok(Some(self.ran.take().map_or(Stepped::Ended, Stepped::Ran)));
                     }
                     if let Some(waits) = self.waits(time).filter(|_| self.rests) {
                         self.ask(Turn::Around);
-                        return Ok(Stepped::Waits(waits));
+                        return Ok(Some(Stepped::Waits(waits)));
                     }
                     self.ask(Turn::Operator);
                 }
                 Advance::Quiet => {
-                    let Some(rest) = self.watchdog.watch(steps.rest()).await else { return Err(self.timed_out()) };
-                    let Rest::Waits(was_idle) = rest else {
+                    let Rest::Waits(was_idle) = steps.rest().await else {
                         self.ask(Turn::Around);
                         continue;
                     };
                     self.rests = self.waits(time).is_some();
-                    if let Some(steps) = self.steps.as_mut().filter(|_| !self.rests)
-                        && self.watchdog.watch(steps.wait_for_event(was_idle)).await.is_none()
-                    {
-                        return Err(self.timed_out());
+                    if let Some(steps) = self.steps.as_mut().filter(|_| !self.rests) {
+                        steps.wait_for_event(was_idle).await;
                     }
                     self.ask(Turn::Around);
                 }
@@ -313,7 +340,10 @@ impl TestRun {
             Step::Ran { operator, run } if *operator == self.name => self.ran = Some(*run),
             Step::Began { operator, .. } if *operator == self.name => {}
             Step::Ended { operator } if *operator == self.name => self.ended = true,
-            _ => return,
+            _ => {
+                self.steps_around += 1;
+                return;
+            }
         }
         self.ask(Turn::Around);
     }
@@ -338,7 +368,7 @@ impl TestRun {
             self.ending = Some(steps.run_on());
         }
         if let Some(ending) = &mut self.ending {
-            let Some(outcome) = self.watchdog.watch(ending).await else { return Err(self.timed_out()) };
+            let outcome = ending.await;
             (self.ending, self.outcome) = (None, Some(outcome));
         }
         self.outcome.clone().unwrap_or_else(|| Err(Error::internal("a test's flow has no outcome")))
@@ -354,7 +384,11 @@ impl TestRun {
             }
         }
         self.handle.stop();
-        self.outcome().await
+        let watchdog = self.watchdog.clone();
+        match watchdog.watch(self.outcome()).await {
+            Some(outcome) => outcome,
+            None => Err(self.timed_out()),
+        }
     }
 
     /// True if the operator has all that was sent.
@@ -375,13 +409,21 @@ impl TestRun {
 
     #[cold]
     fn timed_out(&self) -> Error {
-        let text = format!(
-            "no step within {:?}: operator `{}` {}; pause the clock for a test of time \
-             (`#[tokio::test(start_paused = true)]`), or raise `timeout`",
-            self.watchdog.limit(),
-            self.name,
-            self.what_it_does()
-        );
+        let what_to_do = match self.sinks.iter().find_map(|sink| sink.full()) {
+            Some(port) => {
+                format!("output `{port}` keeps {MAX_KEPT} messages, the maximum: receive them, `.output(..).drain()`")
+            }
+            None if self.status().running && self.steps_around > 0 => format!(
+                "the run goes on, and {} messages were moved in this call: if it sends without end, receive with `recv`, \
+                 which returns before its end; otherwise raise `timeout`",
+                self.steps_around
+            ),
+            None => {
+                "pause the clock for a test of time (`#[tokio::test(start_paused = true)]`), or raise `timeout`".into()
+            }
+        };
+        let (limit, name) = (self.watchdog.limit(), &self.name);
+        let text = format!("no step within {limit:?}: operator `{name}` {}; {what_to_do}", self.what_it_does());
         Error::new(ErrorKind::Stalled, text)
     }
 
@@ -506,6 +548,9 @@ pub struct TestOutput<'a, M: Message> {
 impl<M: Message> TestOutput<'_, M> {
     /// Receives the next message, and runs the operator until it has sent one. `None` if it has ended.
     ///
+    /// The run in which it has sent the message is over then, with all its messages, unless it waits in its middle, for
+    /// example because it sends more than the output's hub has room for. It goes on in the next call.
+    ///
     /// # Errors
     /// [`Stalled`](ErrorKind::Stalled) if the operator waits for something that only the test can do, such as to send to
     /// its inputs; otherwise those of [`Harness::step`].
@@ -519,7 +564,8 @@ impl<M: Message> TestOutput<'_, M> {
             if let Some(message) = queue.take() {
                 return Ok(Some(message));
             }
-            let stepped = self.run.step(Time::Passes).await?;
+            // A run that sends without end, or more than the test could keep, has no end to wait for.
+            let Some(stepped) = self.run.step_until(Time::Passes, || !queue.is_empty()).await? else { continue };
             match stepped {
                 Stepped::Ran(_) if queue.is_empty() => {
                     count.run(self.run, &format!("has sent nothing to output `{}`", self.port))?;

@@ -1,13 +1,16 @@
 //! [`SinkQueue`]: the messages that an output has sent; and the operator that takes them from it.
 
 use std::{
+    borrow::Cow,
     collections::VecDeque,
     fmt,
     ops::{Deref, DerefMut},
     sync::Arc,
+    task::Context,
 };
 
 use crate::{
+    condition::{Condition, Status},
     device::Device,
     error::Result,
     hub::{
@@ -15,7 +18,7 @@ use crate::{
         relocate::{Relocated, relocate},
     },
     operator::{Cx, Operator, SinkPorts},
-    sync::{Mutex, lock},
+    sync::{Mutex, WakerCell, lock},
 };
 
 /// A message that the operator under test has sent, with its metadata.
@@ -58,20 +61,65 @@ impl<M: fmt::Debug> fmt::Debug for Received<M> {
     }
 }
 
-/// Unlimited, so that the operator under test always finds room.
-pub(super) struct SinkQueue<M>(Mutex<VecDeque<Received<M>>>);
+/// The maximum number of messages that an output keeps: an operator that sends without end would use all memory.
+pub(super) const MAX_KEPT: usize = 1 << 16;
+
+/// The messages that an output has sent. So many are kept that the operator under test practically always finds room.
+pub(super) struct SinkQueue<M> {
+    port: &'static str,
+    messages: Mutex<VecDeque<Received<M>>>,
+    /// The operator that takes them from the output.
+    owner: WakerCell,
+}
+
+/// A queue for messages of any type.
+pub(super) trait AnySink: Send + Sync {
+    /// The port's name, if no more messages can be kept.
+    fn full(&self) -> Option<&'static str>;
+}
+
+impl<M: Message> AnySink for SinkQueue<M> {
+    fn full(&self) -> Option<&'static str> {
+        (lock(&self.messages).len() >= MAX_KEPT).then_some(self.port)
+    }
+}
 
 impl<M: Message> SinkQueue<M> {
-    pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self(Mutex::new(VecDeque::new())))
+    pub(super) fn new(port: &'static str) -> Arc<Self> {
+        Arc::new(Self { port, messages: Mutex::default(), owner: WakerCell::new() })
     }
 
     pub(super) fn take(&self) -> Option<Received<M>> {
-        lock(&self.0).pop_front()
+        let mut messages = lock(&self.messages);
+        let was_full = messages.len() >= MAX_KEPT;
+        let message = messages.pop_front();
+        drop(messages);
+        if was_full {
+            self.owner.wake();
+        }
+        message
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        lock(&self.0).is_empty()
+        lock(&self.messages).is_empty()
+    }
+}
+
+/// The condition of the operator that takes the messages: there is room for one.
+pub(super) struct RoomForMessage<M>(pub(super) Arc<SinkQueue<M>>);
+
+impl<M: Message> Condition for RoomForMessage<M> {
+    fn poll_status(&mut self, cx: &mut Context<'_>) -> Status {
+        self.0.owner.register(cx.waker());
+        match self.0.full() {
+            None => Status::Ready,
+            // The test is outside the flow.
+            Some(_) => Status::WaitEvent,
+        }
+    }
+
+    fn describe(&self) -> Cow<'static, str> {
+        format!("the test to receive from `{}`, which keeps {MAX_KEPT} messages at most", self.0.port).into()
     }
 }
 
@@ -90,7 +138,7 @@ impl<M: Message> Operator for TestSink<M> {
         // The originals return to their hub, so the operator finds blank envelopes however many the test keeps.
         relocate(&mut message, Relocated::All, &Device::host(), stream.as_ref()).await?;
         let received = Received { message, metadata: cx.metadata() };
-        lock(&self.queue.0).push_back(received);
+        lock(&self.queue.messages).push_back(received);
         Ok(())
     }
 }
