@@ -210,6 +210,9 @@ impl<M: Message> HubCore<M> {
 
     /// Sends the message in `place`, for which the writer has found room. It stays there if the reader has ended, or if
     /// it cannot be moved to the reader.
+    ///
+    /// # Errors
+    /// Those of the hub; that the reader has ended, if the message was lost with it.
     #[inline]
     pub(super) fn send(&self, place: &mut Option<Parcel<M>>) -> Result<()> {
         if !self.moves() {
@@ -238,16 +241,14 @@ impl<M: Message> HubCore<M> {
         match self.move_message(parcel, &mut replaced) {
             MoveOutcome::Done(_) => {
                 if self.queue.push(place, true) == Pushed::NotQueued {
-                    // The reader has ended since: the same as an end after the push.
-                    self.discard_unsent(place);
+                    return self.check_unchanged(place, &replaced);
                 }
             }
             // It is moved once an envelope returns, which might have happened since.
             MoveOutcome::Waits => {
                 self.enqueue(place, discard);
-                if place.is_some() && !replaced.is_empty() {
-                    // The reader has ended since, and the message is no longer as its sender made it.
-                    self.discard_unsent(place);
+                if place.is_some() {
+                    return self.check_unchanged(place, &replaced);
                 }
                 return self.pump();
             }
@@ -263,6 +264,20 @@ impl<M: Message> HubCore<M> {
             }
         }
         Ok(())
+    }
+
+    /// Called with a message that was not pushed, since the reader has ended during the move: it stays in `place` for its
+    /// sender, unless some of its envelopes are the reader's by now.
+    ///
+    /// # Errors
+    /// The reader has ended, and the message was dropped.
+    #[cold]
+    fn check_unchanged(&self, place: &mut Option<Parcel<M>>, replaced: &Replaced) -> Result<()> {
+        if replaced.is_empty() {
+            return Ok(());
+        }
+        self.discard_unsent(place);
+        Err(self.reader_gone_error())
     }
 
     /// Drops a message that was moved, or moved in part, and cannot be pushed.
@@ -534,6 +549,11 @@ impl<M: Message> HubCore<M> {
 
     pub(crate) fn reader_gone(&self) -> bool {
         self.queue.reader_gone()
+    }
+
+    #[cold]
+    pub(crate) fn reader_gone_error(&self) -> Error {
+        Error::reader_gone(format!("the reader of hub `{}` has ended", self.name))
     }
 
     /// Records what the writer requests from now on, so that a stall can be explained.

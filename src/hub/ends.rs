@@ -425,8 +425,7 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_half_moved_message_is_untaken_if_its_reader_has_ended_meanwhile() {
+    fn pair_hub() -> build::HubEnds<Pair> {
         let (device, host) = (Device::emulated(Emulated::new()), Device::host());
         let plan = HubPlan {
             name: "any".into(),
@@ -447,16 +446,44 @@ mod tests {
             stepped: false,
             captured: None,
         };
-        let (mut sender, receiver, view) = build::build::<Pair>(plan, None).unwrap();
-        let blank = || Envelope::<u8>::of_raw(sender.blank().unwrap().unwrap());
-        let envelopes = [blank(), blank()];
+        build::build::<Pair>(plan, None).unwrap()
+    }
+
+    /// A pair whose reader ends while it is moved.
+    fn pair(pool: &Arc<Pool>, receiver: Receiver<Pair>) -> Option<Parcel<Pair>> {
+        let free = || Envelope::<u8>::of_raw(pool.take().unwrap().unwrap());
+        let (envelopes, reader) = ([free(), free()], Arc::new(Mutex::new(Some(receiver))));
+        Some(Parcel::new(Pair { envelopes, visits: Arc::default(), reader }, None))
+    }
+
+    #[test]
+    fn a_half_moved_message_is_untaken_if_its_reader_has_ended_meanwhile() {
+        let (mut sender, receiver, view) = pair_hub();
         // One of the two envelopes to copy to is in use.
         let _used = sender.arrival_pool.as_ref().unwrap().take().unwrap().unwrap();
-        let reader = Arc::new(Mutex::new(Some(receiver)));
-        let mut place = Some(Parcel::new(Pair { envelopes, visits: Arc::default(), reader }, None));
-        sender.try_send(&mut place, None).unwrap();
+        let mut place = pair(sender.blank_pool.as_ref().unwrap(), receiver);
+        assert!(sender.try_send(&mut place, None).unwrap_err().is_reader_gone());
         assert!(place.is_none(), "its sender does not get an envelope of the reader's");
         assert_eq!(view.counts().untaken, 1);
         assert!(sender.has_blanks(2), "its own envelopes have returned");
+    }
+
+    #[test]
+    fn a_moved_message_is_untaken_and_not_sent_if_its_reader_has_ended_meanwhile() {
+        let (mut sender, receiver, view) = pair_hub();
+        let mut place = pair(sender.blank_pool.as_ref().unwrap(), receiver);
+        assert!(sender.try_send(&mut place, None).unwrap_err().is_reader_gone());
+        assert!(place.is_none(), "its sender does not get the envelopes of the reader");
+        assert_eq!(view.counts().untaken, 1);
+        assert!(sender.has_blanks(2), "its own envelopes have returned");
+    }
+
+    #[test]
+    fn a_message_that_needs_no_move_returns_to_its_sender_if_its_reader_has_ended_meanwhile() {
+        let (mut sender, receiver, view) = pair_hub();
+        let mut place = pair(sender.arrival_pool.as_ref().unwrap(), receiver);
+        sender.try_send(&mut place, None).unwrap();
+        assert!(sender.reader_gone() && place.is_some());
+        assert_eq!(view.counts().untaken, 0, "its sender has it");
     }
 }

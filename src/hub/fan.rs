@@ -209,8 +209,10 @@ impl<M: Message> Fan<M> {
         self.depart(parcel, origin)?;
         // Copies that the host cannot make yet are not awaited.
         let (forks, _) = self.fork(&mut parcel.message)?;
-        self.deliver(place, forks)?;
-        Ok(self.outcomes.clone())
+        match self.deliver(place, forks) {
+            Err(error) if !error.is_reader_gone() => Err(error),
+            _ => Ok(self.outcomes.clone()),
+        }
     }
 
     /// Determines the outcome of a message at each hub.
@@ -306,9 +308,9 @@ impl<M: Message> Fan<M> {
     }
 
     /// Sends the forks, and the message to the primary. The message stays in `place` if no hub accepts or drops it, also
-    /// after an error.
+    /// after an error, unless the primary's reader has ended and the message was lost with it.
     fn deliver(&mut self, place: &mut Option<Parcel<M>>, mut forks: Forks<M>) -> Result<()> {
-        let mut done = false;
+        let (mut done, mut lost) = (false, Ok(()));
         // Reversed, to pop them in order. After an error the remaining ones are discarded one by one.
         forks.0.reverse();
         while let Some((at, fork)) = forks.0.pop() {
@@ -316,29 +318,33 @@ impl<M: Message> Fan<M> {
                 Some(parcel) => parcel.with_message(fork),
                 None => Parcel::new(fork, None),
             });
-            if let Err(error) = self.branches[at].send(fork.place()) {
-                if done {
-                    discard(place.take());
+            match self.branches[at].send(fork.place()) {
+                Ok(()) if fork.get().is_none() => done = true,
+                Err(error) if !error.is_reader_gone() => {
+                    if done {
+                        discard(place.take());
+                    }
+                    return Err(error);
                 }
-                return Err(error);
-            }
-            match fork.get() {
-                None => done = true,
                 // There was room, so its reader has ended.
-                Some(_) => self.outcomes[at] = Outcome::Closed,
+                _ => self.outcomes[at] = Outcome::Closed,
             }
         }
         self.forks = std::mem::take(&mut forks.0);
         if self.outcomes[self.primary] == Outcome::Sent {
-            if let Err(error) = self.branches[self.primary].send(place) {
-                if done {
-                    discard(place.take());
+            match self.branches[self.primary].send(place) {
+                Ok(()) if place.is_none() => done = true,
+                Ok(()) => self.outcomes[self.primary] = Outcome::Closed,
+                Err(error) if error.is_reader_gone() => {
+                    self.outcomes[self.primary] = Outcome::Closed;
+                    lost = Err(error);
                 }
-                return Err(error);
-            }
-            match place {
-                None => done = true,
-                Some(_) => self.outcomes[self.primary] = Outcome::Closed,
+                Err(error) => {
+                    if done {
+                        discard(place.take());
+                    }
+                    return Err(error);
+                }
             }
         }
         for (branch, outcome) in self.branches.iter().zip(&self.outcomes) {
@@ -349,8 +355,9 @@ impl<M: Message> Fan<M> {
         }
         if done {
             discard(place.take());
+            return Ok(());
         }
-        Ok(())
+        lost
     }
 
     /// The access that the host has to wait for before it can copy the message that was not sent.

@@ -63,7 +63,7 @@ pub struct Output<M: Message> {
 pub struct Offer<M> {
     /// The outcome at each hub, in the order of connecting; empty if the port was closed.
     pub outcomes: Vec<Outcome>,
-    /// The message, if no hub took it.
+    /// The message, if no hub took it. `None` also if it was lost in the transfer to a reader that has ended.
     pub kept: Option<M>,
 }
 
@@ -283,8 +283,14 @@ impl<M: Message> Output<M> {
             Readers::One(sender) if sender.reader_gone() => Ok(vec![Outcome::Closed]),
             Readers::One(sender) => {
                 let outcome = if sender.would_queue() { Outcome::Sent } else { Outcome::Dropped };
-                sender.try_send(place, origin)?;
-                Ok(vec![if place.is_none() { outcome } else { Outcome::Full }])
+                let sent = sender.try_send(place, origin);
+                Ok(vec![match sent {
+                    Err(error) if !error.is_reader_gone() => return Err(error),
+                    Ok(()) if place.is_none() => outcome,
+                    // It may have ended during the call.
+                    _ if sender.reader_gone() => Outcome::Closed,
+                    _ => Outcome::Full,
+                }])
             }
             Readers::Several(fan) => fan.offer(place, origin),
             Readers::Outbox(outbox) => {

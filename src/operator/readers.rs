@@ -141,7 +141,7 @@ impl<M: Message> Readers<M> {
     pub(super) fn closed(&self) -> Error {
         match self {
             Self::Closed | Self::Outbox(_) => Error::new(ErrorKind::Closed, "this output was closed"),
-            Self::One(sender) => Error::reader_gone(format!("the reader of hub `{}` has ended", sender.hub_name())),
+            Self::One(sender) => sender.reader_gone_error(),
             Self::Several(fan) => Error::reader_gone(format!("all {} readers have ended", fan.count())),
         }
     }
