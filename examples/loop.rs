@@ -103,7 +103,7 @@ async fn main() -> Result<()> {
 
     let feed = tokio::spawn(async move {
         for n in 1..=10_u16 {
-            let (mut numbers, mut roots) = (new.blank::<f32>().await?, new.blank::<f32>().await?);
+            let (mut numbers, mut roots) = new.blanks().await?;
             numbers.fill_from(&[f32::from(n * n); 1000]).await?;
             roots.fill_from(&[1.0; 1000]).await?;
             new.send(Work { rounds: 0, numbers, roots }).await?;

@@ -292,7 +292,7 @@ on_both!(frames_enter_from_outside, async |device: Device| {
     let running = flow.spawn().unwrap();
     for number in 0..20 {
         // Their types are inferred from the message.
-        let (mut pixels, mut mask) = (frames.blank().await.unwrap(), frames.blank().await.unwrap());
+        let (mut pixels, mut mask) = frames.blanks().await.unwrap();
         pixels.set_len(LEN).unwrap();
         pixels.write().await.unwrap().fill(number);
         mask.set_len(3).unwrap();
@@ -349,6 +349,122 @@ impl Operator for Pairs {
         ports.output.send((add, numbers)).await?;
         Ok(())
     }
+}
+
+/// Reads a frame's number and the sums of its envelopes.
+async fn sums(frame: Frame) -> Result<(u32, u32, u32)> {
+    let (pixels, mask) = (frame.pixels.read().await?, frame.mask.read().await?);
+    Ok((frame.number, pixels.iter().sum(), mask.iter().copied().map(u32::from).sum()))
+}
+
+on_both!(callers_with_several_envelopes_do_not_block_each_other, async |device: Device| {
+    for callers in [2, 4, 8, 32] {
+        let mut flow = Flow::new("callers");
+        let brighten = flow.add("brighten", Brighten).on(&device);
+        let read = flow.add("read", map(sums));
+        flow.connect(brighten.output, read.input);
+        // The hub has the envelopes of two requests.
+        let hub = HubOptions::default().envelope_bytes(BYTES);
+        let service = flow.service_with("service", brighten.input, read.output, hub);
+        let running = flow.spawn().unwrap();
+        let call = |number: u32| {
+            let service = service.clone();
+            async move {
+                for _ in 0..5 {
+                    let (mut pixels, mut mask) = service.blanks().await.unwrap();
+                    tokio::task::yield_now().await;
+                    pixels.fill_from(&[number; 4]).await.unwrap();
+                    tokio::task::yield_now().await;
+                    mask.fill_from(&[1; 3]).await.unwrap();
+                    let (answered, _, _) = service.ask(Frame { number, pixels, mask }).await.unwrap();
+                    assert_eq!(answered, number);
+                }
+            }
+        };
+        within(futures::future::join_all((0..callers).map(call))).await;
+        drop(service);
+        within(running).await.unwrap();
+    }
+    freed(&device).await;
+});
+
+/// Of a message with two envelopes, whose hub has four. Returns an ingress and the running flow.
+fn enters() -> (wakeline::Ingress<Frame>, wakeline::Running) {
+    let mut flow = Flow::new("enters");
+    let sink = flow.add("sink", sink(async |frame: Frame| sums(frame).await.map(drop)));
+    let frames = flow.ingress_with("frames", sink.input, HubOptions::bounded(1).envelope_bytes(BYTES));
+    (frames, flow.spawn().unwrap())
+}
+
+#[tokio::test]
+async fn all_envelopes_of_a_message_are_taken_or_none() {
+    let (frames, running) = enters();
+    let [one, other, third]: [Envelope<u32>; 3] = within(frames.blanks()).await.unwrap();
+    // Waits, and takes none of what is free meanwhile.
+    let mut waits = Box::pin(frames.blanks::<(Envelope<u32>, Envelope<u8>)>());
+    assert!(futures::poll!(waits.as_mut()).is_pending());
+    let mut given_up = Box::pin(frames.blanks::<(Envelope<u32>, Envelope<u8>)>());
+    assert!(futures::poll!(given_up.as_mut()).is_pending());
+    drop(given_up);
+    drop(one);
+    let (pixels, mask) = within(waits).await.unwrap();
+    drop((other, third));
+    // Behind one that needs all four, and does not get them.
+    let mut all = Box::pin(frames.blanks::<[Envelope<u32>; 4]>());
+    assert!(futures::poll!(all.as_mut()).is_pending());
+    let two: (Envelope<u32>, Envelope<u8>) = within(frames.blanks()).await.unwrap();
+    assert!(futures::poll!(all.as_mut()).is_pending());
+    drop((two, pixels, mask));
+    drop(within(all).await.unwrap());
+    // A future that was dropped has taken none.
+    drop(frames.blanks::<[Envelope<u32>; 4]>().now_or_never());
+    within(frames.blanks::<[Envelope<u32>; 4]>()).await.unwrap();
+    drop(frames);
+    within(running).await.unwrap();
+}
+
+#[tokio::test]
+async fn more_envelopes_than_there_are_is_an_error() {
+    let (frames, running) = enters();
+    let error = within(frames.blanks::<[Envelope<u8>; 5]>()).await.unwrap_err();
+    assert_eq!(error.kind(), wakeline::ErrorKind::Usage, "{error}");
+    let what = "5 blank envelopes at the same time are more than the 4 that the hub has: set 5 or more with \
+                `HubOptions::envelopes`";
+    assert!(error.to_string().contains(what), "{error}");
+    let (pixels, mask) = within(frames.blanks()).await.unwrap();
+    within(frames.send(Frame { number: 1, pixels, mask })).await.unwrap();
+    running.stop();
+    within(running).await.unwrap();
+    let error = within(frames.blanks::<[Envelope<u8>; 2]>()).await.unwrap_err();
+    assert!(error.is_closed(), "{error}");
+}
+
+/// A message with a list of envelopes: callers with lists of several lengths take theirs at the same time.
+#[tokio::test]
+async fn callers_with_lists_of_envelopes_do_not_block_each_other() {
+    let mut flow = Flow::new("lists");
+    let count = flow.add("count", map(async |list: Vec<Envelope<u32>>| Ok(list.len() as u32)));
+    let hub = HubOptions::bounded(1).envelopes(4).envelope_bytes(BYTES);
+    let service = flow.service_with("service", count.input, count.output, hub);
+    let running = flow.spawn().unwrap();
+    let call = |number: usize| {
+        let service = service.clone();
+        async move {
+            for _ in 0..10 {
+                let list: Vec<Envelope<u32>> = match number % 4 {
+                    0 => service.blanks::<[_; 1]>().await.unwrap().into(),
+                    1 => service.blanks::<[_; 2]>().await.unwrap().into(),
+                    2 => service.blanks::<[_; 3]>().await.unwrap().into(),
+                    _ => service.blanks::<[_; 4]>().await.unwrap().into(),
+                };
+                tokio::task::yield_now().await;
+                assert_eq!(service.ask(list).await.unwrap(), (number % 4 + 1) as u32);
+            }
+        }
+    };
+    within(futures::future::join_all((0..16).map(call))).await;
+    drop(service);
+    within(running).await.unwrap();
 }
 
 #[tokio::test]

@@ -31,7 +31,10 @@ use super::{
 use crate::{
     condition::Readiness,
     error::{Error, ErrorKind, Result},
-    hub::{Carries, Envelope, HubOptions, Message, Reply, SendError, TrySendError, external::SentBy, parcel::Load},
+    hub::{
+        BlanksFor, Carries, Envelope, HubOptions, Message, Reply, SendError, TrySendError, external::SentBy,
+        parcel::Load,
+    },
     memory::Plain,
     operator::{Cx, InputHandle, Operator, Output, shared_port::SharedPort},
     sync::DiscardOnDrop,
@@ -202,9 +205,12 @@ impl<M: Message> Ingress<M> {
     /// Waits for a blank envelope of the hub, and for the flow to run. Sending a filled blank envelope, by itself or in
     /// a message that holds it, needs no copy on the host.
     ///
-    /// `T` is inferred or written, as with [`Output::blank`](crate::Output::blank). A caller that takes several for one
-    /// message may wait for those that others have taken, for messages that they cannot finish either. Where callers
-    /// take them at the same time, set [`HubOptions::envelopes`] to the envelopes of a message times the number of callers.
+    /// `T` is inferred or written, as with [`Output::blank`](crate::Output::blank).
+    ///
+    /// For messages with one envelope. A call for a message that may hold several does not compile: callers that each
+    /// hold one envelope and wait for the next would wait for each other forever. [`blanks`](Self::blanks) takes all
+    /// envelopes of a message at the same time. For the same reason, send or drop an envelope before waiting for another
+    /// one of the same hub.
     ///
     /// ```
     /// use wakeline::{Flow, HubOptions, Message, operator::sink, prelude::*};
@@ -234,6 +240,27 @@ impl<M: Message> Ingress<M> {
     /// # }).unwrap();
     /// ```
     ///
+    /// A message with two envelopes:
+    ///
+    /// ```compile_fail
+    /// # use wakeline::{Ingress, Message, prelude::*};
+    /// #[derive(Message)]
+    /// struct Frame {
+    ///     #[envelope]
+    ///     pixels: Envelope<u8>,
+    ///     #[envelope]
+    ///     mask: Envelope<u8>,
+    /// }
+    ///
+    /// async fn take(frames: Ingress<Frame>) -> Result<Envelope<u8>> {
+    ///     frames.blank().await // error: a message of this type may hold several envelopes
+    /// }
+    /// # fn main() {
+    /// #     let run = |frames| tokio::runtime::Runtime::new().unwrap().block_on(take(frames));
+    /// #     std::hint::black_box::<fn(Ingress<Frame>) -> Result<Envelope<u8>>>(run);
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if the size of the hub's envelopes is not set (see
     /// [`ingress_with`](Flow::ingress_with) and [`HubOptions::envelope_bytes`]); otherwise those of [`Ingress::send`]. The
@@ -245,7 +272,72 @@ impl<M: Message> Ingress<M> {
     where
         M: Carries<T>,
     {
-        IngressGate::once_open(self.flow, self.stage()?.clone()).await?.blank().await
+        const {
+            assert!(
+                M::ENVELOPES.usual() == 1,
+                "a message of this type may hold several envelopes: take all of a message with `blanks`, at the same time"
+            );
+        }
+        self.blanks().await.map(|(blank,)| blank)
+    }
+
+    /// Waits for all the blank envelopes of a message, and for the flow to run. It takes all of them at the same time,
+    /// or waits and takes none.
+    ///
+    /// `B` is a tuple or an array of [`Envelope`]s, most often inferred. It has at least as many as the message certainly
+    /// holds: one for each `#[envelope]` field that is an envelope. Fewer do not compile. A message with an option or a
+    /// list of envelopes may hold more: take those at the same time, too.
+    ///
+    /// Callers that take the same number are served in the order of their calls. One that takes more than others may
+    /// wait longer.
+    ///
+    /// ```
+    /// use wakeline::{Flow, HubOptions, Message, operator::sink, prelude::*};
+    ///
+    /// #[derive(Message)]
+    /// struct Frame {
+    ///     #[envelope]
+    ///     pixels: Envelope<u8>,
+    ///     #[envelope]
+    ///     depths: Envelope<f32>,
+    /// }
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let mut flow = Flow::new("frames");
+    /// let print = flow.add("print", sink(async |frame: Frame| {
+    ///     println!("{:?}, {:?}", frame.pixels.read().await?, frame.depths.read().await?);
+    ///     Ok(())
+    /// }));
+    /// let frames = flow.ingress_with("frames", print.input, HubOptions::bounded(2).envelope_bytes(4096));
+    /// let running = flow.spawn()?;
+    /// let (mut pixels, mut depths) = frames.blanks().await?;
+    /// pixels.fill_from(&[1, 2, 3]).await?;
+    /// depths.fill_from(&[0.5]).await?;
+    /// frames.send(Frame { pixels, depths }).await?;
+    /// drop(frames);
+    /// running.await?;
+    /// # Ok::<(), wakeline::Error>(())
+    /// # }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) if the hub has fewer envelopes than `B` (see [`HubOptions::envelopes`]); otherwise
+    /// those of [`blank`](Self::blank).
+    ///
+    /// # Cancel safety
+    /// The envelopes are taken only when the future resolves: dropping the future loses none.
+    pub async fn blanks<B: BlanksFor<M>>(&self) -> Result<B> {
+        const {
+            assert!(
+                B::COUNT >= M::ENVELOPES.certain(),
+                "a message of this type holds more envelopes: take all of a message at the same time"
+            );
+        }
+        let gate = IngressGate::once_open(self.flow, self.stage()?.clone()).await?;
+        match B::of_raw(&mut gate.blanks(B::COUNT).await?.into_iter()) {
+            Some(blanks) => Ok(blanks),
+            None => unreachable!("the gate gives as many envelopes as were asked for"),
+        }
     }
 }
 

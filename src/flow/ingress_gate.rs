@@ -27,13 +27,12 @@ use crate::{
     condition::Readiness,
     error::{CallerErrors, Error, ErrorKind, Result},
     hub::{
-        Envelope, Message, SendError,
+        Message, RawEnvelopes, SendError,
         external::SentBy,
         external_guard::Boundary,
         parcel::{Load, Parcel},
         response_transfer::ReturnedGuards,
     },
-    memory::Plain,
     operator::{
         Cx, ExternalSend, Output,
         activity::FlowActivity,
@@ -256,19 +255,24 @@ impl<M: Message> IngressGate<M> {
     /// Called when the operator was woken, since there might be slots or blank envelopes. Returns false if the ingress
     /// is closed.
     pub(super) fn on_wake(&self) -> bool {
-        if !self.blanks.is_empty() && self.has_blank() && self.blanks.wake_first() {
-            // Polled again after that caller: another envelope might be in the pool, or the same one if the caller did
-            // not take it.
+        let needed = self.blanks.least_needed();
+        if needed.and_then(|needed| self.free_blanks(needed)).is_some_and(|free| self.blanks.wake_first(free)) {
+            // Polled again after that caller: further envelopes might be in the pool, or the same ones if the caller
+            // did not take them.
             wake(self.owner.clone());
         }
         self.add_permits()
     }
 
-    /// Whether a blank envelope is in the pool, or none will ever be. If not, the operator is woken when one is
-    /// returned.
-    fn has_blank(&self) -> bool {
+    /// The number of blank envelopes in the pool, if there are `needed`; `usize::MAX` if there never will be. `None` if
+    /// there are fewer now: the operator is woken when one is returned.
+    fn free_blanks(&self, needed: usize) -> Option<usize> {
         let mut owner = Context::from_waker(&self.owner);
-        self.output.with(|output| output.poll_has_blank(&mut owner)).is_none_or(|there| there.is_ready())
+        match self.output.with(|output| output.poll_free_blanks(needed, &mut owner)) {
+            Some(Poll::Ready(free)) => Some(free),
+            Some(Poll::Pending) => None,
+            None => Some(usize::MAX),
+        }
     }
 
     /// Turns the hub's free slots into permits. Returns false if the ingress is closed.
@@ -385,32 +389,46 @@ impl<M: Message> SendPermit<M> {
 }
 
 impl<M: Message> IngressGate<M> {
-    pub(super) async fn blank<T: Plain>(&self) -> Result<Envelope<T>> {
-        if let Some(blank) = self.try_blank()? {
-            return Ok(blank);
+    /// Takes `count` blank envelopes in one step, once so many are free.
+    pub(super) async fn blanks(&self, count: usize) -> Result<RawEnvelopes> {
+        if let Some(blanks) = self.try_blanks(count)? {
+            return Ok(blanks);
         }
-        let caller = self.blanks.join();
+        let caller = self.blanks.join(count);
         poll_fn(|task| {
             caller.register(task.waker());
-            match self.try_blank() {
+            match self.try_blanks(count) {
                 Ok(None) => Poll::Pending,
-                Ok(Some(blank)) => Poll::Ready(Ok(blank)),
+                Ok(Some(blanks)) => Poll::Ready(Ok(blanks)),
                 Err(error) => Poll::Ready(Err(error)),
             }
         })
         .await
     }
 
-    fn try_blank<T: Plain>(&self) -> Result<Option<Envelope<T>>> {
+    fn try_blanks(&self, count: usize) -> Result<Option<RawEnvelopes>> {
         let mut owner = Context::from_waker(&self.owner);
-        match self.output.with(|output| output.poll_blank(&mut owner)) {
-            Some(Poll::Ready(Ok(mut blank))) => {
-                self.boundary.guard(&mut blank);
-                Ok(Some(blank))
+        // Outlives the access to the output: an envelope is dropped with no lock held.
+        let mut blanks = RawEnvelopes::new();
+        let polled = self.output.with(|output| match output.poll_blanks(count, &mut blanks, &mut owner) {
+            Poll::Pending => (Poll::Pending, output.blank_count()),
+            taken => (taken, None),
+        });
+        match polled {
+            Some((Poll::Ready(Ok(())), _)) => {
+                blanks.iter_mut().for_each(|blank| self.boundary.guard_one(blank));
+                Ok(Some(blanks))
             }
-            Some(Poll::Pending) => Ok(None),
-            Some(Poll::Ready(Err(_))) if failed(&self.flow).is_some() => Err(ended(&self.flow)),
-            Some(Poll::Ready(Err(error))) if !error.is_closed() => {
+            Some((Poll::Pending, Some(there))) if there < count => {
+                let why = format!(
+                    "{count} blank envelopes at the same time are more than the {there} that the hub has: set {count} or \
+                     more with `HubOptions::envelopes`"
+                );
+                Err(Error::new(ErrorKind::Usage, why))
+            }
+            Some((Poll::Pending, _)) => Ok(None),
+            Some((Poll::Ready(Err(_)), _)) if failed(&self.flow).is_some() => Err(ended(&self.flow)),
+            Some((Poll::Ready(Err(error)), _)) if !error.is_closed() => {
                 logged(|| {
                     tracing::warn!(flow = self.flow.name(), error = %format_args!("{error:#}"), "no blank envelope for a caller outside of the flow");
                 });
@@ -422,7 +440,7 @@ impl<M: Message> IngressGate<M> {
                 };
                 Err(error.for_caller(message))
             }
-            Some(Poll::Ready(Err(_))) | None => Err(ended(&self.flow)),
+            Some((Poll::Ready(Err(_)), _)) | None => Err(ended(&self.flow)),
         }
     }
 }

@@ -39,7 +39,7 @@ use crate::{
     condition::{PortState, Readiness},
     error::{CallerErrors, Error, ErrorKind, Result},
     hub::{
-        Carries, Envelope, HubOptions, Message, Reply, external::SentBy, open_work::OpenWork, parcel::Load,
+        BlanksFor, Carries, Envelope, HubOptions, Message, Reply, external::SentBy, open_work::OpenWork, parcel::Load,
         response_transfer::ResponseTransfer,
     },
     memory::Plain,
@@ -310,7 +310,7 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
 }
 
 impl<Req: Message, Res: Message> Service<Req, Res> {
-    /// Waits for a blank envelope for a request. See [`Ingress::blank`].
+    /// Waits for a blank envelope for a request, where requests hold one. See [`Ingress::blank`].
     ///
     /// Blank envelopes belong to the hub of the requests, which all callers share, and count towards no
     /// [limit](Self::limit): a caller that keeps them starves the others. Give untrusted callers a function that takes
@@ -326,6 +326,47 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
         Req: Carries<T>,
     {
         self.requests.blank().await
+    }
+
+    /// Waits for all the blank envelopes of a request, and takes them at the same time. See [`Ingress::blanks`].
+    ///
+    /// ```
+    /// use wakeline::{Flow, HubOptions, Message, operator::map, prelude::*};
+    ///
+    /// #[derive(Message)]
+    /// struct Product {
+    ///     #[envelope]
+    ///     left: Envelope<f32>,
+    ///     #[envelope]
+    ///     right: Envelope<f32>,
+    /// }
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let mut flow = Flow::new("products");
+    /// let scalar = flow.add("scalar", map(async |Product { left, right }| {
+    ///     let (left, right) = (left.read().await?, right.read().await?);
+    ///     Ok(left.iter().zip(right).map(|(left, right)| left * right).sum::<f32>())
+    /// }));
+    /// let hub = HubOptions::default().envelope_bytes(64);
+    /// let products = flow.service_with("products", scalar.input, scalar.output, hub);
+    /// let running = flow.spawn()?;
+    /// let (mut left, mut right) = products.blanks().await?;
+    /// left.fill_from(&[1.0, 2.0]).await?;
+    /// right.fill_from(&[3.0, 4.0]).await?;
+    /// assert_eq!(products.ask(Product { left, right }).await?, 11.0);
+    /// drop(products);
+    /// running.await?;
+    /// # Ok::<(), wakeline::Error>(())
+    /// # }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Ingress::blanks`].
+    ///
+    /// # Cancel safety
+    /// The same as for [`Ingress::blanks`].
+    pub async fn blanks<B: BlanksFor<Req>>(&self) -> Result<B> {
+        self.requests.blanks().await
     }
 }
 

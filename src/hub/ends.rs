@@ -33,8 +33,8 @@ pub(crate) enum Demand {
     QueueRoom(usize),
     /// Room for one message with this many envelopes.
     Message(usize),
-    /// A blank envelope, where the hub has them.
-    Blank,
+    /// This many blank envelopes, where the hub has them.
+    Blanks(usize),
     /// Nothing, but a reader.
     Reader,
 }
@@ -109,7 +109,7 @@ impl<M: Message> Sender<M> {
                 other => other,
             },
             Demand::Message(_) => self.queue.poll_room(Interest::Change, waker),
-            Demand::Blank => self.poll_blanks(1, waker),
+            Demand::Blanks(count) => self.poll_blanks(count, waker),
             Demand::Reader => self.queue.poll_reader(waker),
             Demand::Room(messages) => {
                 let envelopes = messages.saturating_mul(per_message::<M>());
@@ -397,7 +397,7 @@ mod tests {
         let (sender, receiver) = build::private::<u32>("any");
         let poll = |demand| sender.poll(demand, Interest::Change, Waker::noop());
         let _ = sender.fail(Error::new(ErrorKind::Usage, "planned"));
-        for demand in [Demand::Reader, Demand::Room(1), Demand::Room(2), Demand::QueueRoom(2), Demand::Blank] {
+        for demand in [Demand::Reader, Demand::Room(1), Demand::Room(2), Demand::QueueRoom(2), Demand::Blanks(1)] {
             assert_eq!(poll(demand), Answer::Yes, "{demand:?}");
         }
         drop(receiver);

@@ -102,7 +102,7 @@ impl<M: Message> Fan<M> {
         match demand {
             Demand::Room(messages) => self.request(messages, messages.saturating_mul(per_message::<M>())),
             Demand::Message(envelopes) => self.request(1, envelopes),
-            Demand::QueueRoom(_) | Demand::Blank | Demand::Reader => {}
+            Demand::QueueRoom(_) | Demand::Blanks(_) | Demand::Reader => {}
         }
         match self.answer(demand, waker) {
             Answer::Wait => {
@@ -130,7 +130,7 @@ impl<M: Message> Fan<M> {
             }
             Demand::QueueRoom(messages) => self.has_room(messages, messages.saturating_mul(per_message::<M>())),
             Demand::Message(envelopes) => self.has_room(1, envelopes),
-            Demand::Blank => self.branches[self.lender].has_blanks(1),
+            Demand::Blanks(count) => self.branches[self.lender].has_blanks(count),
             Demand::Reader => true,
         };
         if is_met { Answer::Yes } else { Answer::Wait }

@@ -20,6 +20,7 @@
 
 // The way of a message from one operator to the next is drawn in `core.rs`.
 
+mod blanks;
 pub(crate) mod build;
 pub(crate) mod chunks;
 pub(crate) mod core;
@@ -51,6 +52,8 @@ mod tests;
 pub(crate) mod view;
 pub(crate) mod when_full;
 
+pub use blanks::BlanksFor;
+pub(crate) use blanks::RawEnvelopes;
 pub(crate) use chunks::DestinationName;
 pub use chunks::{
     Chunk, ChunkHub, ChunkHubBuilder, Consumer, Destination, Link, Modifier, Peeker, Producer, Unsent, roles as role,

@@ -22,7 +22,7 @@ use crate::{
     condition::{Readiness, Room},
     error::{Error, ErrorKind, Result},
     hub::{
-        Carries, Envelope, Message, Outcome, Reply, SendError, TrySendError,
+        Carries, Envelope, Message, Outcome, RawEnvelopes, Reply, SendError, TrySendError,
         end_waker::Interest,
         ends::Demand,
         external::{ExternalHandle, SentBy},
@@ -405,12 +405,18 @@ impl<M: Message> Output<M> {
         self.readers.poll(Demand::QueueRoom(count), Interest::Change, cx.waker()).into()
     }
 
-    /// Ready if the hub has a blank envelope available, or will never have one.
-    pub(crate) fn poll_has_blank(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        match self.readers.poll(Demand::Blank, Interest::Change, cx.waker()) {
+    /// The number of free blank envelopes, once there are `count`. `usize::MAX` if there never will be.
+    pub(crate) fn poll_free_blanks(&mut self, count: usize, cx: &mut Context<'_>) -> Poll<usize> {
+        match self.readers.poll(Demand::Blanks(count), Interest::Change, cx.waker()) {
             Answer::Wait => Poll::Pending,
-            Answer::Yes | Answer::Never => Poll::Ready(()),
+            Answer::Yes => Poll::Ready(self.readers.blanks().map_or(usize::MAX, |pool| pool.idle().max(count))),
+            Answer::Never => Poll::Ready(usize::MAX),
         }
+    }
+
+    /// The number of blank envelopes that the hub has, free or in use. `None` if it has no pool of them.
+    pub(crate) fn blank_count(&self) -> Option<usize> {
+        self.readers.blanks().ok().map(|pool| pool.count())
     }
 }
 
@@ -473,8 +479,14 @@ impl<M: Message> Output<M> {
         BlankFuture { output: self, elements: PhantomData }
     }
 
-    pub(crate) fn poll_blank<T: Plain>(&mut self, cx: &mut Context<'_>) -> Poll<Result<Envelope<T>>> {
-        self.readers.poll_blank(cx.waker()).map_ok(Envelope::of_raw)
+    /// Takes `count` blank envelopes in one step. The caller drops those that are in `taken` if the result is not `Ok`.
+    pub(crate) fn poll_blanks(
+        &mut self,
+        count: usize,
+        taken: &mut RawEnvelopes,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<()>> {
+        self.readers.poll_blanks(count, taken, cx.waker())
     }
 }
 

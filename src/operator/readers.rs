@@ -12,7 +12,7 @@ use std::{
 use crate::{
     error::{Error, ErrorKind, Result},
     hub::{
-        Message, RawEnvelope,
+        Message, RawEnvelope, RawEnvelopes,
         end_waker::Interest,
         ends::{Demand, Sender},
         fan::{self, Fan, WriterEnd},
@@ -61,7 +61,7 @@ impl<M: Message> Readers<M> {
             Self::Closed => Answer::Never,
             Self::One(sender) => sender.poll(demand, Interest::Change, waker),
             Self::Several(fan) => fan.poll(demand, waker),
-            Self::Outbox(outbox) if demand == Demand::Blank => outbox.poll_blank(waker),
+            Self::Outbox(outbox) if matches!(demand, Demand::Blanks(_)) => outbox.poll_blank(waker),
             Self::Outbox(_) => Answer::Yes,
         }
     }
@@ -78,12 +78,28 @@ impl<M: Message> Readers<M> {
             if let Some(blank) = self.blank()? {
                 return Poll::Ready(Ok(blank));
             }
-            match self.poll(Demand::Blank, Interest::Change, waker) {
+            match self.poll(Demand::Blanks(1), Interest::Change, waker) {
                 Answer::Yes => {}
                 Answer::Wait => return Poll::Pending,
                 Answer::Never => return Poll::Ready(Err(self.closed())),
             }
         }
+    }
+
+    /// Takes `count` blank envelopes in one step, and waits while fewer are free. The caller drops those that are in
+    /// `taken` if the result is not `Ok`.
+    pub(super) fn poll_blanks(&mut self, count: usize, taken: &mut RawEnvelopes, waker: &Waker) -> Poll<Result<()>> {
+        match self.poll(Demand::Blanks(count), Interest::Change, waker) {
+            Answer::Wait => return Poll::Pending,
+            Answer::Never => return Poll::Ready(Err(self.closed())),
+            Answer::Yes => {}
+        }
+        while taken.len() < count {
+            // Those that were free stay free until now: only this writer takes them.
+            let Some(blank) = self.blank()? else { return Poll::Pending };
+            taken.push(blank);
+        }
+        Poll::Ready(Ok(()))
     }
 
     /// Stops waiting for a blank envelope. The waker of a hub's writer stays registered for the reader's close.

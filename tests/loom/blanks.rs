@@ -37,33 +37,34 @@ impl World {
         })
     }
 
+    /// An envelope is returned.
     fn come_home(&self) {
         *self.home.lock().unwrap() += 1;
         *self.woken.lock().unwrap() += 1;
         self.operator.wake();
     }
 
-    /// As in `IngressGate::blank`.
-    fn take(&self) {
-        let caller = self.queue.join();
+    /// As in `IngressGate::blanks`.
+    fn take(&self, count: u32) {
+        let caller = self.queue.join(count as usize);
         block_on(poll_fn(|cx| {
             caller.register(cx.waker());
             let mut home = self.home.lock().unwrap();
-            if *home == 0 {
+            if *home < count {
                 return Poll::Pending;
             }
-            *home -= 1;
+            *home -= count;
             Poll::Ready(())
         }));
     }
 
-    /// As in `IngressGate::tend`, until so many envelopes have been returned and all callers are woken or served.
+    /// As in `IngressGate::on_wake`, until so many envelopes have been returned and all callers are woken or served.
     fn operate(&self, comes: u32) {
         block_on(poll_fn(|cx| {
             self.operator.register_by_ref(cx.waker());
             let over = *self.woken.lock().unwrap() == comes;
-            let home = *self.home.lock().unwrap() > 0;
-            if home && self.queue.wake_first() {
+            let home = *self.home.lock().unwrap() as usize;
+            if self.queue.least_needed().is_some_and(|least| least <= home) && self.queue.wake_first(home) {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
@@ -79,7 +80,7 @@ fn an_envelope_returned_while_a_caller_checks_is_not_lost() {
         let threads = [
             thread::spawn({
                 let world = world.clone();
-                move || world.take()
+                move || world.take(1)
             }),
             thread::spawn({
                 let world = world.clone();
@@ -88,7 +89,7 @@ fn an_envelope_returned_while_a_caller_checks_is_not_lost() {
         ];
         world.operate(1);
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        assert!(world.queue.is_empty() && *world.home.lock().unwrap() == 0);
+        assert!(world.queue.least_needed().is_none() && *world.home.lock().unwrap() == 0);
     });
 }
 
@@ -97,11 +98,11 @@ fn an_envelope_returned_while_a_caller_checks_is_not_lost() {
 fn a_caller_that_is_not_polled_does_not_block_the_next() {
     model(2, || {
         let world = World::new(0);
-        let kept = world.queue.join();
+        let kept = world.queue.join(1);
         kept.register(&Waker::noop().clone());
         let takes = thread::spawn({
             let world = world.clone();
-            move || world.take()
+            move || world.take(1)
         });
         let comes = thread::spawn({
             let world = world.clone();
@@ -111,6 +112,50 @@ fn a_caller_that_is_not_polled_does_not_block_the_next() {
         takes.join().unwrap();
         comes.join().unwrap();
         drop(kept);
-        assert!(world.queue.is_empty());
+        assert!(world.queue.least_needed().is_none());
+    });
+}
+
+/// The pool has one, and another one is returned: the caller that takes both gets them, although no single return is
+/// enough for it.
+#[test]
+fn a_caller_that_takes_two_waits_for_the_second() {
+    model(2, || {
+        let world = World::new(1);
+        let takes = thread::spawn({
+            let world = world.clone();
+            move || world.take(2)
+        });
+        let comes = thread::spawn({
+            let world = world.clone();
+            move || world.come_home()
+        });
+        world.operate(1);
+        takes.join().unwrap();
+        comes.join().unwrap();
+        assert!(world.queue.least_needed().is_none() && *world.home.lock().unwrap() == 0);
+    });
+}
+
+/// The caller in front needs more than are free: the one behind it, which needs fewer, is not kept waiting.
+#[test]
+fn a_caller_that_needs_more_does_not_block_one_that_needs_fewer() {
+    model(2, || {
+        let world = World::new(0);
+        let kept = world.queue.join(2);
+        kept.register(&Waker::noop().clone());
+        let takes = thread::spawn({
+            let world = world.clone();
+            move || world.take(1)
+        });
+        let comes = thread::spawn({
+            let world = world.clone();
+            move || world.come_home()
+        });
+        world.operate(1);
+        takes.join().unwrap();
+        comes.join().unwrap();
+        drop(kept);
+        assert!(world.queue.least_needed().is_none());
     });
 }
