@@ -59,7 +59,7 @@ pub(crate) fn is_unlocked() -> bool {
 
 /// The crate's own mutex asserts the lock order; loom finds deadlocks itself.
 pub(crate) enum Level {
-    HubOptions,
+    Hub,
 }
 
 pub(crate) fn mutex_at<T>(_: Level, value: T) -> Mutex<T> {
