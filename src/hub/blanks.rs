@@ -37,7 +37,8 @@ impl<M: Message + Carries<T>, T: Plain, const N: usize> BlanksFor<M> for [Envelo
 }
 
 macro_rules! tuples {
-    ($($name:ident)*) => {
+    ($(#[$hidden:meta])? $($name:ident)*) => {
+        $(#[$hidden])?
         impl<M: Message $(+ Carries<$name>)*, $($name: Plain),*> BlanksFor<M> for ($(Envelope<$name>,)*) {
             const COUNT: usize = [$(stringify!($name)),*].len();
 
@@ -52,7 +53,8 @@ tuples!(A);
 tuples!(A B);
 tuples!(A B C);
 tuples!(A B C D);
-tuples!(A B C D E);
-tuples!(A B C D E F);
-tuples!(A B C D E F G);
-tuples!(A B C D E F G H);
+// Long types make the compiler's message about a wrong one hard to read.
+tuples!(#[diagnostic::do_not_recommend] A B C D E);
+tuples!(#[diagnostic::do_not_recommend] A B C D E F);
+tuples!(#[diagnostic::do_not_recommend] A B C D E F G);
+tuples!(#[diagnostic::do_not_recommend] A B C D E F G H);
