@@ -119,6 +119,42 @@ async fn s5_a_slice_is_ordered_with_other_streams_of_cudarc() {
     }
 }
 
+/// cudarc waits for events only in a context that has a stream of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs a GPU"]
+async fn s5_a_slice_of_the_default_stream_is_ordered_with_a_stream_that_was_dropped() {
+    let _alone = alone().await;
+    let device = cuda();
+    let (blocker, stream) = (Stream::named(&device, "blocker").unwrap(), Stream::named(&device, "stream").unwrap());
+    for of_another_context in [false, true] {
+        let context = CudaContext::new(0).unwrap();
+        let default = context.default_stream();
+        let (slice, mut copy) = (slice_of(&default, 1), slice_of(&default, 0));
+        let user = if of_another_context { CudaContext::new(0).unwrap() } else { context.clone() };
+        // Synchronizes the context, so nothing may be held before.
+        let other = user.new_stream().unwrap();
+        let held = hold(&blocker);
+        {
+            // SAFETY: `blocker` outlives it, and it gets an event only.
+            let blocker = unsafe { blocker.to_cudarc() }.unwrap();
+            other.wait(&blocker.record_event(None).unwrap()).unwrap();
+        }
+        other.memcpy_dtod(&slice, &mut copy).unwrap();
+        drop(other);
+        assert!(context.is_event_tracking() && !context.is_in_multi_stream_mode());
+
+        let (mut buffer, _) = buffer_of(&device, slice);
+        stream.fill(&mut buffer, 100).unwrap();
+        assert!(stream.completed().now_or_never().is_none(), "before the read on the dropped stream");
+        assert!(!context.is_in_multi_stream_mode(), "the context is as before");
+        drop(held);
+        within(stream.completed()).await.unwrap();
+        assert_eq!(default.clone_dtoh(&copy).unwrap(), [1; LEN], "the read came before the fill");
+        assert_eq!(default.clone_dtoh(&buffer.into_cudarc().unwrap()).unwrap(), [100; LEN]);
+    }
+    freed(&device).await;
+}
+
 /// A buffer that is dropped frees the slice after its last use; the handle returns it after its last use.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a GPU"]

@@ -12,6 +12,11 @@
 //! knows, and is noted in the buffer as a write. On the way back the slice's stream waits for the buffer's uses, and the
 //! slice's event is recorded behind them.
 //!
+//! cudarc waits for the events and records them only while its context has a stream that cudarc created: the default stream
+//! does not count, and a dropped stream no longer does. A slice of a default stream may have been used on a stream that
+//! was dropped since. So its import forks a stream for a moment, which, unlike `CudaContext::new_stream`, does not
+//! synchronize the context.
+//!
 //! cudarc forgets the earlier of two reads on different streams, and uses on streams of a context whose tracking is off.
 //! wakeline's own context ([`Stream::to_cudarc`]) has it off.
 
@@ -121,15 +126,24 @@ impl Stream {
 impl<T: Plain> Buffer<T> {
     /// Makes a buffer from a slice of cudarc, by value and without a copy. Its first use comes, on the device, after the
     /// work that is in flight on the slice: all work of the slice's stream, and the uses on other streams that cudarc
-    /// has tracked. Nothing blocks, and no synchronisation is needed.
+    /// has tracked, including on streams that were dropped since. Nothing blocks, and no synchronisation is needed.
     ///
     /// [`into_cudarc`](Self::into_cudarc) returns the slice at once, ordered on the device. If the buffer is sent
     /// somewhere, as an envelope (`Envelope::from`), the handle returns the slice after the envelope's last use. A
     /// buffer that is dropped frees the slice on the slice's stream, after its last use.
     ///
     /// What cudarc does not track is not waited for: the earlier of two reads on different streams, uses of a slice that
-    /// was allocated while its context's event tracking was off, and a graph of cudarc that uses the slice's memory. Join
-    /// such streams, and launch no such graph while the buffer exists.
+    /// was allocated while its context's event tracking was off, uses on a stream of another [`CudaContext`] object while
+    /// that object has no stream of its own (only its default stream), and a graph of cudarc that uses the slice's memory.
+    /// Join such streams, and launch no such graph while the buffer exists.
+    ///
+    /// cudarc waits only in a context that has a stream other than the default stream. If it has none, this creates one
+    /// with [`CudaStream::fork`] and drops it again, which takes some microseconds; a [`CudaContext::new_stream`] that
+    /// another thread calls at the same time then does not synchronize the context. Keep a stream of the context to avoid
+    /// both.
+    ///
+    /// [`CudaContext`]: cudarc::driver::CudaContext
+    /// [`CudaContext::new_stream`]: cudarc::driver::CudaContext::new_stream
     ///
     /// To exchange many slices of one stream, keep the result of [`Stream::from_cudarc`]: each call then uses that
     /// wrapper, and creates none of its own.
@@ -166,8 +180,16 @@ impl<T: Plain> Buffer<T> {
         if slice.is_empty() {
             return Err(Error::new(ErrorKind::Usage, "zero-length slice: pass at least one element"));
         }
-        let address = order_after_events(&stream, &mut slice)?;
         let theirs = slice.stream().clone();
+        let context = theirs.context();
+        let address = loop {
+            let forked = fork_if_only(&stream, &theirs)?;
+            let address = order_after_events(&stream, &mut slice)?;
+            // Otherwise another thread has dropped the last other stream in the meantime, perhaps before the wait.
+            if forked.is_some() || !context.is_event_tracking() || context.is_in_multi_stream_mode() {
+                break address;
+            }
+        };
         let mut ticket = stream.ticket_of_all()?;
         stream.streams().observe(ticket.commit())?;
         // Had a capture begun in the meantime, the ticket's event would be a part of it.
@@ -223,6 +245,18 @@ fn order_after_events<T>(stream: &Stream, slice: &mut CudaSlice<T>) -> Result<u6
     drop(recorded);
     observed(stream, theirs.context().check_err())?;
     Ok(address)
+}
+
+/// Forks a stream if cudarc tracks events in this context, but waits for none, as the context has no stream of its own.
+/// While the fork exists, cudarc waits.
+fn fork_if_only(stream: &Stream, theirs: &CudaStream) -> Result<Option<Arc<CudaStream>>> {
+    let context = theirs.context();
+    if !context.is_event_tracking() || context.is_in_multi_stream_mode() {
+        return Ok(None);
+    }
+    // The fork waits for an event on the stream.
+    check_not_captured(stream, theirs)?;
+    observed(stream, theirs.fork()).map(Some)
 }
 
 /// Fails while cudarc's stream is being captured: a wait or an event would become a part of the capture.

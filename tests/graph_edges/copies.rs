@@ -75,7 +75,7 @@ alone!(parts_of_a_buffer_are_inputs_of_their_own, async |device: Device, stream:
     let mut sums = [buffer(&stream, 0).await, buffer(&stream, 0).await];
     let host = Buffer::<u32>::pinned(&device, 128).unwrap();
     let (graph, ()) = Graph::capture(&device, |capture| {
-        for (part, sum) in [host.slice(..64), host.slice(64..)].into_iter().zip(&mut sums) {
+        for (part, sum) in [host.slice(..64)?, host.slice(64..)?].into_iter().zip(&mut sums) {
             capture.input(&part)?;
             let stream = capture.stream();
             let mut x = stream.alloc::<u32>(64)?;
@@ -99,7 +99,7 @@ alone!(parts_of_a_buffer_are_inputs_of_their_own, async |device: Device, stream:
     // A copy of both parts belongs to neither.
     let mut x = Buffer::<u32>::new(&device, 128).unwrap();
     let both = Graph::capture(&device, |capture| {
-        capture.input(&host.slice(..64))?;
+        capture.input(&host.slice(..64)?)?;
         capture.stream().copy(&host, &mut x)
     });
     refused(both, &["only a part is input 0"]);
@@ -111,10 +111,10 @@ alone!(a_part_that_is_no_input_is_a_constant, async |device: Device, stream: Str
     let mut host = Buffer::<u32>::pinned(&device, 128).unwrap();
     host.as_mut_slice().unwrap().fill(3);
     let (graph, ()) = Graph::capture(&device, |capture| {
-        capture.input(&host.slice(..64))?;
+        capture.input(&host.slice(..64)?)?;
         let mut constant = capture.stream().alloc::<u32>(64)?;
-        capture.stream().copy(&host.slice(64..), &mut constant)?;
-        capture.stream().copy(&host.slice(..64), &mut x)?;
+        capture.stream().copy(&host.slice(64..)?, &mut constant)?;
+        capture.stream().copy(&host.slice(..64)?, &mut x)?;
         add_to::launch(capture.stream(), &mut sum, &constant)
     })
     .unwrap();
