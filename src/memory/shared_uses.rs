@@ -123,7 +123,15 @@ fn this_thread() -> usize {
 impl SharedUses {
     pub(super) fn new(location: Location, bytes: usize, uses: Uses) -> Self {
         let (uses, state) = (uses.locked(), Mutex::new(SharedState::default()));
-        Self { location, bytes, of_node: false, uses, state, lent_to: AtomicUsize::new(0), lent_to_write: AtomicBool::new(false) }
+        Self {
+            location,
+            bytes,
+            of_node: false,
+            uses,
+            state,
+            lent_to: AtomicUsize::new(0),
+            lent_to_write: AtomicBool::new(false),
+        }
     }
 
     pub(super) fn of_node(location: Location, bytes: usize) -> Self {
