@@ -19,8 +19,10 @@ use tokio::sync::{Notify, oneshot};
 use wakeline::{
     Egress, Ingress, Running,
     condition::Status,
+    device::{Emulated, Faults},
     hub::{RawEnvelope, TrySendError},
     prelude::*,
+    stream::Ticket,
 };
 
 /// An operator that doubles each number, and holds each message until `gate` is notified.
@@ -448,6 +450,38 @@ async fn e2_a_hub_without_blank_envelopes_is_an_error() {
     assert_eq!(error.kind(), ErrorKind::Usage);
     assert!(error.to_string().contains("envelope_bytes"), "{error}");
     drop(chunks);
+    within(running).await.unwrap();
+}
+
+/// A message with a point in the work of a stream that its reader might wait for.
+struct Pending(Ticket);
+
+impl wakeline::Message for Pending {
+    const EVENTS: &'static [&'static str] = &["done"];
+
+    fn events(&mut self, _name: &str, visit: &mut dyn FnMut(&mut Ticket)) {
+        visit(&mut self.0);
+    }
+}
+
+#[tokio::test]
+async fn e2_a_message_that_cannot_be_sent_is_returned_and_not_called_lost() {
+    let device = emulated_with(Emulated::new().workers(2).faults(Faults::new().trap_kernel("increment", 1)));
+    let [stream, other] = streams(&device);
+    let held = hold(&other);
+    // Not done when the device is lost.
+    let done = other.ticket();
+    increment::launch(&stream, &mut Buffer::<u32>::new(&device, 4).unwrap()).unwrap();
+    assert!(within(stream.completed()).await.unwrap_err().is_device_lost());
+    let mut flow = Flow::new("e2");
+    let sink = flow.add("sink", sink(|_: Pending| ready(Ok(()))));
+    let jobs = flow.ingress("jobs", sink.input);
+    let running = flow.spawn().unwrap();
+    let unsent = within(jobs.send(Pending(done))).await.unwrap_err();
+    assert!(unsent.error().is_device_lost(), "{unsent}");
+    assert_eq!(unsent.to_string(), "device lost: the message could not be sent into the flow");
+    assert!(unsent.into_message().is_some());
+    drop((jobs, held));
     within(running).await.unwrap();
 }
 

@@ -376,10 +376,14 @@ impl<M: Message> SendPermit<M> {
         }
         match (sent, parcel.take()) {
             (Some(Err(error)), left) => {
+                let fate = match left {
+                    Some(_) => "could not be sent into the flow",
+                    None => "was lost on its way into the flow",
+                };
                 logged(|| {
-                    tracing::warn!(flow = gate.flow.name(), error = %format_args!("{error:#}"), "a message from outside was lost on its way into the flow");
+                    tracing::warn!(flow = gate.flow.name(), error = %format_args!("{error:#}"), "a message from outside {fate}");
                 });
-                let error = error.for_caller("the message was lost on its way into the flow");
+                let error = error.for_caller(&format!("the message {fate}"));
                 Err(SendError::new(left.map(|parcel| parcel.message), error))
             }
             (_, None) => Ok(()),

@@ -308,7 +308,7 @@ impl<T: Plain> Envelope<T> {
     /// Those of [`split_at`](Self::split_at).
     pub fn split_at_mut(&mut self, at: usize) -> Result<(SliceMut<'_, T>, SliceMut<'_, T>)> {
         self.valid_range(at..)?;
-        SliceMut::of(self.view_mut()).into_split(at)
+        SliceMut::of(self.view_mut()).split_at_mut(at)
     }
 
     /// The range as positions in the valid part.

@@ -79,7 +79,7 @@ pub struct Slice<'a, T: Plain> {
 ///
 /// # Order
 /// As with a [`Slice`](Slice#order): work on one half is ordered after earlier work on the other, also on another stream.
-/// The halves may be on different threads.
+/// The parts may be on different threads. [`split_at_mut`](Self::split_at_mut) makes any number of parts.
 pub struct SliceMut<'a, T: Plain> {
     view: ViewMut<'a>,
     of: PhantomData<fn() -> T>,
@@ -115,7 +115,7 @@ impl<T: Plain> Buffer<T> {
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if `at` is greater than the length.
     pub fn split_at_mut(&mut self, at: usize) -> Result<(SliceMut<'_, T>, SliceMut<'_, T>)> {
-        SliceMut::of(self.view_mut()).into_split(at)
+        SliceMut::of(self.view_mut()).split_at_mut(at)
     }
 }
 
@@ -240,23 +240,44 @@ impl<'a, T: Plain> SliceMut<'a, T> {
         Slice::of(self.view()).split_at(at)
     }
 
-    /// The elements before `at`, and those from `at` on, both for writing at the same time.
+    /// The elements before `at`, and those from `at` on, both for writing at the same time: for as long as these elements
+    /// are borrowed, so that the parts can be split again. To use these elements afterwards, split
+    /// [`slice_mut(..)`](Self::slice_mut), which borrows them.
+    ///
+    /// ```
+    /// use wakeline::{Buffer, Stream, device::{Device, Emulated}, memory::SliceMut, prelude::*};
+    ///
+    /// /// Parts of this many elements; the last one may be shorter.
+    /// fn parts(mut rest: SliceMut<'_, u32>, len: usize) -> Result<Vec<SliceMut<'_, u32>>> {
+    ///     let mut parts = Vec::new();
+    ///     while rest.len() > len {
+    ///         let (part, tail) = rest.split_at_mut(len)?;
+    ///         parts.push(part);
+    ///         rest = tail;
+    ///     }
+    ///     parts.push(rest);
+    ///     Ok(parts)
+    /// }
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let device = Device::emulated(Emulated::new());
+    /// let mut sums = Buffer::<u32>::new(&device, 10)?;
+    /// // Each part on a thread and a stream of its own.
+    /// std::thread::scope(|scope| {
+    ///     for (mut part, n) in parts(sums.slice_mut(..)?, 4)?.into_iter().zip(1..) {
+    ///         let stream = Stream::new(&device)?;
+    ///         scope.spawn(move || stream.fill(&mut part, n));
+    ///     }
+    ///     Ok::<_, wakeline::Error>(())
+    /// })?;
+    /// assert_eq!(sums.to_vec(&Stream::new(&device)?).await?, [1, 1, 1, 1, 2, 2, 2, 2, 3, 3]);
+    /// # Ok::<(), wakeline::Error>(())
+    /// # }).unwrap();
+    /// ```
     ///
     /// # Errors
-    /// Those of [`split_at`](Self::split_at).
-    pub fn split_at_mut(&mut self, at: usize) -> Result<(SliceMut<'_, T>, SliceMut<'_, T>)> {
-        SliceMut::of(self.view_mut()).into_split(at)
-    }
-
-    /// Like [`slice_mut`](Self::slice_mut), for as long as these elements are borrowed.
-    pub(crate) fn into_slice(self, range: impl RangeBounds<usize>) -> Result<Self> {
-        let (offset, len) = part::<T>(self.view.offset, checked_range(range, self.view.len)?);
-        Ok(Self::of(ViewMut { offset, len, ..self.view }))
-    }
-
-    /// Like [`split_at_mut`](Self::split_at_mut), for as long as these elements are borrowed. The two parts share no
-    /// element, and this value, which borrows both, is gone.
-    pub(crate) fn into_split(self, at: usize) -> Result<(Self, Self)> {
+    /// Those of [`split_at`](Self::split_at). The elements are no longer borrowed then.
+    pub fn split_at_mut(self, at: usize) -> Result<(Self, Self)> {
         let ViewMut { memory, offset, len } = self.view;
         let (left, right) = (checked_range(..at, len)?, checked_range(at.., len)?);
         let memory: &'a Memory = memory.into_shared();
@@ -265,6 +286,12 @@ impl<'a, T: Plain> SliceMut<'a, T> {
             Self::of(ViewMut { memory: MemoryMut::part_of(memory), offset, len })
         };
         Ok((of(left), of(right)))
+    }
+
+    /// Like [`slice_mut`](Self::slice_mut), for as long as these elements are borrowed.
+    pub(crate) fn into_slice(self, range: impl RangeBounds<usize>) -> Result<Self> {
+        let (offset, len) = part::<T>(self.view.offset, checked_range(range, self.view.len)?);
+        Ok(Self::of(ViewMut { offset, len, ..self.view }))
     }
 }
 
@@ -454,7 +481,7 @@ mod tests {
         one.host_function(move || _ = held.recv()).unwrap();
         let mut envelope = pool.take().unwrap().unwrap();
         let whole = ViewMut { memory: MemoryMut::Whole(envelope.memory_mut()), offset: 0, len: 16 };
-        let (mut left, mut right) = SliceMut::<u32>::of(whole).into_split(8).unwrap();
+        let (mut left, mut right) = SliceMut::<u32>::of(whole).split_at_mut(8).unwrap();
         one.fill(&mut left, 1).unwrap();
         two.fill(&mut right, 2).unwrap();
         assert!(envelope.memory().shared.get().is_some(), "its parts share its uses");
