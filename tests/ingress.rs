@@ -98,7 +98,7 @@ async fn e2_what_is_sent_before_the_flow_runs_waits() {
     assert!(poll!(early.as_mut()).is_pending());
     drop(flow);
     let unsent = within(early).await.unwrap_err();
-    assert!(unsent.error().is_closed() && unsent.to_string().contains("before it ran"), "{unsent}");
+    assert!(unsent.error().is_closed() && unsent.error().to_string().contains("before it ran"), "{unsent}");
     assert_eq!(unsent.into_message(), Some(7));
     assert!(numbers.is_closed());
     assert_eq!(within(doubled.recv()).await, None);
@@ -274,7 +274,7 @@ async fn e2_stop_closes_the_ingress_and_drains() {
     assert!(poll!(late.as_mut()).is_pending());
     running.stop();
     let unsent = within(late).await.unwrap_err();
-    assert!(unsent.error().is_closed() && unsent.to_string().contains("was stopped"), "{unsent}");
+    assert!(unsent.error().is_closed() && unsent.error().to_string().contains("was stopped"), "{unsent}");
     assert_eq!(unsent.into_message(), Some(3));
     for n in 0..3 {
         gate.notify_one();
@@ -479,7 +479,7 @@ async fn e2_a_message_that_cannot_be_sent_is_returned_and_not_called_lost() {
     let running = flow.spawn().unwrap();
     let unsent = within(jobs.send(Pending(done))).await.unwrap_err();
     assert!(unsent.error().is_device_lost(), "{unsent}");
-    assert_eq!(unsent.to_string(), "device lost: the message could not be sent into the flow");
+    assert_eq!(unsent.error().to_string(), "device lost: the message could not be sent into the flow");
     assert!(unsent.into_message().is_some());
     drop((jobs, held));
     within(running).await.unwrap();
@@ -871,7 +871,7 @@ async fn e2_nothing_is_accepted_once_the_flow_was_stopped() {
     running.stop();
     assert!(numbers.is_closed());
     let TrySendError::Failed(unsent) = numbers.try_send(3).unwrap_err() else { panic!("stopped, not full") };
-    assert!(unsent.error().is_closed() && unsent.to_string().contains("was stopped"), "{unsent}");
+    assert!(unsent.error().is_closed() && unsent.error().to_string().contains("was stopped"), "{unsent}");
     assert_eq!(unsent.into_message(), Some(3));
     assert_eq!(
         numbers.send(4).now_or_never().expect("a stopped flow refuses at once").unwrap_err().into_message(),
