@@ -130,21 +130,21 @@ impl fmt::Display for ErrorKind {
 }
 
 /// The reason why a message was not sent, in the chain of causes of a `SendError`, whose type depends on the message's.
-pub(crate) struct Unsent(pub(crate) Error);
+pub(crate) struct SendFailure(pub(crate) Error);
 
-impl fmt::Display for Unsent {
+impl fmt::Display for SendFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl fmt::Debug for Unsent {
+impl fmt::Debug for SendFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.0, f)
     }
 }
 
-impl StdError for Unsent {
+impl StdError for SendFailure {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.0.source()
     }
@@ -227,7 +227,7 @@ impl Error {
     pub fn other(cause: impl Into<Box<dyn StdError + Send + Sync + 'static>>) -> Self {
         let cause = cause.into();
         // A boxed wakeline error is unwrapped, and so is a send error: the message is dropped.
-        if let Some(Unsent(error)) = cause.source().and_then(|source| source.downcast_ref()) {
+        if let Some(SendFailure(error)) = cause.source().and_then(|source| source.downcast_ref()) {
             let error = error.clone();
             discard_cause(Some(cause));
             return error;

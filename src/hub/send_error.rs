@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    error::{Error, ErrorKind, Unsent},
+    error::{Error, ErrorKind, SendFailure},
     sync::discard,
 };
 
@@ -46,13 +46,13 @@ pub struct SendError<M> {
     /// Never locked: it makes the error `Sync` for every message, so that `?` converts it into boxed errors, too.
     message: Mutex<Option<M>>,
     /// The source, by which [`Error::other`] finds the reason in a boxed `SendError`.
-    error: Unsent,
+    error: SendFailure,
 }
 
 impl<M> SendError<M> {
     #[cold]
     pub(crate) fn new(message: Option<M>, error: Error) -> Self {
-        Self { message: Mutex::new(message), error: Unsent(error) }
+        Self { message: Mutex::new(message), error: SendFailure(error) }
     }
 
     /// The reason.
