@@ -177,22 +177,22 @@ fn an_unsent_message_is_an_error_like_any_other() {
 }
 
 /// A message that is not `Sync`.
-struct Cell(std::cell::Cell<u32>);
+struct NotSync(#[allow(dead_code, reason = "only its type matters")] std::cell::Cell<u32>);
 
-impl wakeline::Message for Cell {}
+impl wakeline::Message for NotSync {}
 
 /// A send error that passes through a boxed error on its way keeps its kind: the operator ends with its reader.
 #[tokio::test]
 async fn a_boxed_send_error_is_still_the_end_of_the_reader() {
-    async fn send(output: &mut Output<Cell>) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        output.send(Cell(std::cell::Cell::new(1))).await?;
+    async fn send(output: &mut Output<NotSync>) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        output.send(NotSync(std::cell::Cell::new(1))).await?;
         Ok(())
     }
 
     let mut flow = Flow::new("boxed");
     let writer = flow.add(
         "writer",
-        task(move |ports: &mut SourcePorts<Cell>, _| {
+        task(move |ports: &mut SourcePorts<NotSync>, _| {
             async move {
                 loop {
                     send(&mut ports.output).await?;
@@ -201,7 +201,13 @@ async fn a_boxed_send_error_is_still_the_end_of_the_reader() {
             .boxed()
         }),
     );
-    let reader = flow.add("reader", sink_with(async |_: Cell, cx: &mut Cx| Ok(cx.finish())));
+    let reader = flow.add(
+        "reader",
+        sink_with(async |_: NotSync, cx: &mut Cx| {
+            cx.finish();
+            Ok(())
+        }),
+    );
     flow.connect(writer.output, reader.input);
     within(flow.run()).await.unwrap();
 }

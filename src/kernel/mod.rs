@@ -14,7 +14,7 @@
 //!
 //! A flow compiles and loads all kernels of the program for its devices before it runs. Outside of a flow, a kernel is
 //! compiled at its first launch, or earlier by [`Kernel::load`]. [`compile_all`] compiles them all without a GPU, and
-//! [`agree`] compares the two bodies of a kernel on random inputs.
+//! [`agree`](fn@agree) compares the two bodies of a kernel on random inputs.
 
 mod agree;
 mod compile;

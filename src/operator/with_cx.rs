@@ -60,7 +60,7 @@ pub struct WithState<S, F> {
 /// A function for [`map_with`], [`sink_with`] or [`source_with`] that gets `&mut state` as its first argument: what it
 /// keeps from one run to the next, or what was made before the flow runs, such as a buffer of weights.
 ///
-/// In a [`concurrent`](super::concurrent) operator each worker has a clone of the state.
+/// In a [`concurrent`](fn@super::concurrent) operator each worker has a clone of the state.
 ///
 /// ```
 /// use wakeline::{operator::{map_with, with_state}, prelude::*};

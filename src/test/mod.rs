@@ -127,7 +127,7 @@
 //!
 //! On a runtime whose clock is paused, time passes while [`step`](Harness::step) and [`recv`](TestOutput::recv) wait for
 //! it. In a [`Simulation`](crate::device::Simulation) a device is part of that: without threads, in an order that a seed
-//! decides. [`simulate`] tries several seeds.
+//! decides. [`simulate`](fn@simulate) tries several seeds.
 //!
 //! ```
 //! use std::time::Duration;
