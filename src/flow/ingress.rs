@@ -334,10 +334,8 @@ impl<M: Message> Ingress<M> {
             );
         }
         let gate = IngressGate::once_open(self.flow, self.stage()?.clone()).await?;
-        match B::of_raw(&mut gate.blanks(B::COUNT).await?.into_iter()) {
-            Some(blanks) => Ok(blanks),
-            None => unreachable!("the gate gives as many envelopes as were asked for"),
-        }
+        let blanks = B::of_raw(&mut gate.blanks(B::COUNT).await?.into_iter());
+        blanks.ok_or_else(|| Error::internal("an ingress gave fewer blank envelopes than were asked for"))
     }
 }
 

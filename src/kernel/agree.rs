@@ -2,6 +2,8 @@
 
 use std::{fmt, ops::Range};
 
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+
 use crate::{
     device::{Device, Emulated},
     error::{Error, ErrorKind, Result},
@@ -35,7 +37,7 @@ use crate::{
 /// # }
 /// ```
 ///
-/// The same seed makes the same inputs on every machine.
+/// The same seed makes the same inputs on every machine, with one version of wakeline.
 pub fn agree(seed: u64) -> Agreement {
     Agreement { seed, rounds: 16, tolerance: 1e-5, device: None }
 }
@@ -116,30 +118,22 @@ async fn run_on<R>(
 }
 
 /// The random numbers of one round of [`agree`].
-#[derive(Clone, Debug)]
-pub struct RandomInputs(u64);
+#[derive(Debug)]
+pub struct RandomInputs(StdRng);
 
 impl RandomInputs {
     fn new(seed: u64) -> Self {
-        Self(seed)
+        Self(StdRng::seed_from_u64(seed))
     }
 
     /// A number in the range, which does not include its end: `random.value(1..1000)`. The start of an empty range.
     pub fn value<T: RandomNumber>(&mut self, range: Range<T>) -> T {
-        T::from_bits(self.bits(), range)
+        T::from_bits(self.0.random(), range)
     }
 
     /// As many numbers in the range, which does not include its end.
     pub fn values<T: RandomNumber>(&mut self, len: usize, range: Range<T>) -> Vec<T> {
         (0..len).map(|_| self.value(range.clone())).collect()
-    }
-
-    /// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators).
-    fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let bits = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^ (bits >> 31)
     }
 }
 

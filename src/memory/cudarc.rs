@@ -322,7 +322,7 @@ impl<A: Addresses> External<'_, A> {
         let declared = self.declarations();
         let call = |raw: *mut std::ffi::c_void, addresses: A| {
             // Only a CUDA device calls the function.
-            let context = context.ok_or_else(|| Error::new(ErrorKind::Internal, "external work without a context"))?;
+            let context = context.ok_or_else(|| Error::internal("external work without a context"))?;
             // SAFETY: the handle is that of the stream of this call, in this context. By this function's contract no
             // clone of the wrapper outlives the call, and its work is that of this call.
             let stream = unsafe { context.wrap_borrowed_stream(raw.cast()) };

@@ -5,7 +5,7 @@ use std::ops::Deref;
 
 use smallvec::SmallVec;
 
-use super::{HostAccess, Memory, Owned, uses::query_readers};
+use super::{HostAccess, Memory, uses::query_readers};
 use crate::{
     error::{Error, ErrorKind, Result},
     mutants::{self, Mutant},
@@ -245,14 +245,6 @@ impl<'a> MemoryMut<'a> {
         match self {
             Self::Whole(memory) => memory.note_write(ticket),
             Self::Part(memory) => memory.note_shared_write(ticket),
-        }
-    }
-
-    /// See [`Memory::add_arrival`].
-    pub(super) fn add_arrival(&mut self, arrival: Owned, offset: usize) {
-        match self {
-            Self::Whole(memory) => memory.add_arrival(arrival, offset),
-            Self::Part(memory) => memory.add_arrival(arrival, offset),
         }
     }
 }

@@ -166,9 +166,9 @@ impl<P: Ports> Harness<P> {
         TestOutput { port: output.id.name, queue: queue.cloned(), run: &mut self.run }
     }
 
-    /// Runs the operator once, as soon as it may run. All messages of the run can then be received. It waits for a device, for time and for other events, such as
-    /// that a gate is opened, but not for what only the test can do: if that is missing, nothing has run, and the answer
-    /// says what the operator waits for.
+    /// Runs the operator once, as soon as it may run. All messages of the run can then be received. It waits for a device,
+    /// for time and for other events, such as that a gate is opened, but not for what only the test can do: if that is
+    /// missing, nothing has run, and the answer says what the operator waits for.
     ///
     /// A run that waits in its middle, for another message for example, is [`Waits`](Stepped::Waits), too. It goes on in
     /// the next call. An operator with a loop of its own that never calls [`Cx::ready`](crate::Cx::ready) has no runs to

@@ -21,25 +21,25 @@ use loom::{
 /// The callers, the free envelopes, and the operator's waker, which is woken when an envelope is returned.
 struct World {
     queue: BlankQueue,
-    home: Mutex<u32>,
+    free: Mutex<u32>,
     operator: AtomicWaker,
     /// How often the operator was woken.
     woken: Mutex<u32>,
 }
 
 impl World {
-    fn new(home: u32) -> Arc<Self> {
+    fn new(free: u32) -> Arc<Self> {
         Arc::new(Self {
             queue: BlankQueue::new(),
-            home: Mutex::new(home),
+            free: Mutex::new(free),
             operator: AtomicWaker::new(),
             woken: Mutex::new(0),
         })
     }
 
     /// An envelope is returned.
-    fn come_home(&self) {
-        *self.home.lock().unwrap() += 1;
+    fn return_one(&self) {
+        *self.free.lock().unwrap() += 1;
         *self.woken.lock().unwrap() += 1;
         self.operator.wake();
     }
@@ -49,11 +49,11 @@ impl World {
         let caller = self.queue.join(count as usize);
         block_on(poll_fn(|cx| {
             caller.register(cx.waker());
-            let mut home = self.home.lock().unwrap();
-            if *home < count {
+            let mut free = self.free.lock().unwrap();
+            if *free < count {
                 return Poll::Pending;
             }
-            *home -= count;
+            *free -= count;
             Poll::Ready(())
         }));
     }
@@ -63,8 +63,8 @@ impl World {
         block_on(poll_fn(|cx| {
             self.operator.register_by_ref(cx.waker());
             let over = *self.woken.lock().unwrap() == comes;
-            let home = *self.home.lock().unwrap() as usize;
-            if self.queue.least_needed().is_some_and(|least| least <= home) && self.queue.wake_first(home) {
+            let free = *self.free.lock().unwrap() as usize;
+            if self.queue.least_needed().is_some_and(|least| least <= free) && self.queue.wake_first(free) {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
@@ -73,89 +73,52 @@ impl World {
     }
 }
 
+/// One caller takes `needs` envelopes while one is returned and the operator runs, beside a caller that is registered for
+/// `kept` and never polled. At the end no caller waits, and all envelopes are taken.
+fn a_return_serves_a_caller(free: u32, needs: u32, kept: Option<u32>) {
+    model(2, move || {
+        let world = World::new(free);
+        let kept = kept.map(|needs| {
+            let kept = world.queue.join(needs as usize);
+            kept.register(&Waker::noop().clone());
+            kept
+        });
+        let takes = thread::spawn({
+            let world = world.clone();
+            move || world.take(needs)
+        });
+        let returns = thread::spawn({
+            let world = world.clone();
+            move || world.return_one()
+        });
+        world.operate(1);
+        takes.join().unwrap();
+        returns.join().unwrap();
+        drop(kept);
+        assert!(world.queue.least_needed().is_none() && *world.free.lock().unwrap() == 0);
+    });
+}
+
 #[test]
 fn an_envelope_returned_while_a_caller_checks_is_not_lost() {
-    model(2, || {
-        let world = World::new(0);
-        let threads = [
-            thread::spawn({
-                let world = world.clone();
-                move || world.take(1)
-            }),
-            thread::spawn({
-                let world = world.clone();
-                move || world.come_home()
-            }),
-        ];
-        world.operate(1);
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
-        assert!(world.queue.least_needed().is_none() && *world.home.lock().unwrap() == 0);
-    });
+    a_return_serves_a_caller(0, 1, None);
 }
 
 /// The caller in front is woken but not polled; it is dropped at the end.
 #[test]
 fn a_caller_that_is_not_polled_does_not_block_the_next() {
-    model(2, || {
-        let world = World::new(0);
-        let kept = world.queue.join(1);
-        kept.register(&Waker::noop().clone());
-        let takes = thread::spawn({
-            let world = world.clone();
-            move || world.take(1)
-        });
-        let comes = thread::spawn({
-            let world = world.clone();
-            move || world.come_home()
-        });
-        world.operate(1);
-        takes.join().unwrap();
-        comes.join().unwrap();
-        drop(kept);
-        assert!(world.queue.least_needed().is_none());
-    });
+    a_return_serves_a_caller(0, 1, Some(1));
 }
 
 /// The pool has one, and another one is returned: the caller that takes both gets them, although no single return is
 /// enough for it.
 #[test]
 fn a_caller_that_takes_two_waits_for_the_second() {
-    model(2, || {
-        let world = World::new(1);
-        let takes = thread::spawn({
-            let world = world.clone();
-            move || world.take(2)
-        });
-        let comes = thread::spawn({
-            let world = world.clone();
-            move || world.come_home()
-        });
-        world.operate(1);
-        takes.join().unwrap();
-        comes.join().unwrap();
-        assert!(world.queue.least_needed().is_none() && *world.home.lock().unwrap() == 0);
-    });
+    a_return_serves_a_caller(1, 2, None);
 }
 
 /// The caller in front needs more than are free: the one behind it, which needs fewer, is not kept waiting.
 #[test]
 fn a_caller_that_needs_more_does_not_block_one_that_needs_fewer() {
-    model(2, || {
-        let world = World::new(0);
-        let kept = world.queue.join(2);
-        kept.register(&Waker::noop().clone());
-        let takes = thread::spawn({
-            let world = world.clone();
-            move || world.take(1)
-        });
-        let comes = thread::spawn({
-            let world = world.clone();
-            move || world.come_home()
-        });
-        world.operate(1);
-        takes.join().unwrap();
-        comes.join().unwrap();
-        drop(kept);
-        assert!(world.queue.least_needed().is_none());
-    });
+    a_return_serves_a_caller(0, 1, Some(2));
 }
