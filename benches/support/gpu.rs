@@ -67,6 +67,14 @@ impl Gpu {
     }
 }
 
+impl Gpu {
+    /// Page-locked host memory of this size, never freed.
+    pub(crate) fn page_locked(&self, bytes: usize) -> *mut u8 {
+        // SAFETY: fresh memory of that size.
+        unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE).expect("page-locked memory").cast() }
+    }
+}
+
 #[derive(Clone, Copy)]
 pub(crate) struct Kernel(sys::CUfunction);
 
@@ -99,6 +107,21 @@ impl Stream {
         // SAFETY: a live function and stream; the caller vouches for the arguments, which the driver copies before it
         // returns.
         unsafe { result::launch_kernel(kernel.0, (1, 1, 1), (threads, 1, 1), 0, self.0, pointers).expect("launches") };
+    }
+
+    /// # Safety
+    /// Both have at least `bytes` bytes, `from` in page-locked memory. They stay valid, and are used by nothing else, until
+    /// the copy is done.
+    pub(crate) unsafe fn copy_in(&self, to: u64, from: *const u8, bytes: usize) {
+        // SAFETY: the caller vouches for the memory.
+        unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.0).result().expect("copies") };
+    }
+
+    /// # Safety
+    /// Like [`copy_in`](Self::copy_in), with `to` in page-locked memory.
+    pub(crate) unsafe fn copy_out(&self, to: *mut u8, from: u64, bytes: usize) {
+        // SAFETY: the caller vouches for the memory.
+        unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.0).result().expect("copies") };
     }
 
     pub(crate) fn record(&self, event: &Event) {

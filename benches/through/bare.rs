@@ -1,4 +1,5 @@
-//! The limit: bare copies of page-locked memory, in both directions at once, with plain driver calls.
+//! The limits, with plain driver calls: bare copies of page-locked memory, in both directions at once; and the same copies
+//! with a kernel between them, enqueued by hand.
 
 use std::{
     sync::{Arc, Barrier},
@@ -7,6 +8,11 @@ use std::{
 };
 
 use cudarc::driver::{CudaContext, result, sys};
+
+use crate::{
+    flow::threads,
+    gpu::{Event, Gpu, Kernel, Stream},
+};
 
 /// Page-locked and device memory for both directions, and a stream for each.
 pub(crate) struct Pairs {
@@ -86,5 +92,69 @@ impl Drop for Pairs {
             self.device.iter().flatten().for_each(|device| result::free_sync(*device).expect("frees"));
             self.streams.iter().for_each(|stream| result::stream::destroy(*stream).expect("ends"));
         }
+    }
+}
+
+/// One thread that copies each chunk in, launches the kernel and copies the chunk out, on a stream for each, ordered by
+/// events. Before a chunk's memory is used again, the thread waits until the chunk is out.
+pub(crate) struct ByHand {
+    gpu: Gpu,
+    kernel: Kernel,
+    chunk: usize,
+    slots: Vec<Slot>,
+    streams: [Stream; 3],
+}
+
+/// The memory of a chunk on its way, and the ends of its three operations.
+struct Slot {
+    from: *mut u8,
+    device: u64,
+    to: *mut u8,
+    ends: [Event; 3],
+}
+
+// SAFETY: page-locked memory that only `pass` uses, by one thread at a time.
+unsafe impl Send for Slot {}
+
+impl ByHand {
+    pub(crate) fn new(chunk: usize, count: usize) -> Self {
+        let gpu = Gpu::open();
+        gpu.enter();
+        let kernel = gpu.kernel("touch", "unsigned char *data, unsigned long long len", include_str!("touch.cu"));
+        let slot = |_| Slot {
+            from: gpu.page_locked(chunk),
+            device: gpu.memory(chunk),
+            to: gpu.page_locked(chunk),
+            ends: [(); 3].map(|()| Event::new()),
+        };
+        let slots = (0..count).map(slot).collect();
+        Self { kernel, chunk, slots, streams: [(); 3].map(|()| Stream::new()), gpu }
+    }
+
+    /// Passes so many bytes. Returns seconds.
+    pub(crate) fn pass(&self, total: usize) -> f64 {
+        self.gpu.enter();
+        let [input, compute, output] = &self.streams;
+        let began = Instant::now();
+        for at in 0..total / self.chunk {
+            let Slot { from, device, to, ends: [arrived, computed, left] } = &self.slots[at % self.slots.len()];
+            if at >= self.slots.len() {
+                left.synchronize();
+            }
+            // SAFETY: each memory has `chunk` bytes and is never freed. Events order the operations on one chunk, and the
+            // thread has waited for the chunk before it.
+            unsafe {
+                input.copy_in(*device, *from, self.chunk);
+                input.record(arrived);
+                compute.wait(arrived);
+                compute.launch(self.kernel, threads(self.chunk), &[*device, self.chunk as u64]);
+                compute.record(computed);
+                output.wait(computed);
+                output.copy_out(*to, *device, self.chunk);
+                output.record(left);
+            }
+        }
+        output.synchronize();
+        began.elapsed().as_secs_f64()
     }
 }

@@ -4,9 +4,9 @@ use tokio::runtime::Runtime;
 use wakeline::Device;
 
 use crate::{
-    bare::{Pairs, copy_on_all},
+    bare::{ByHand, Pairs, copy_on_all},
     figure::{alternate, figure},
-    flow::pass,
+    flow::{pass, pass_batches},
     memory,
 };
 
@@ -43,6 +43,23 @@ pub(crate) fn sizes(runtime: &Runtime) {
         );
         figure(&format!("through.{name}"), ours.median, "GB/s", bare.median);
         figure(&format!("through.{name}.ratio"), ours.ratio, "x", 1.0);
+    }
+}
+
+/// Small chunks, which are limited by the calls of the host: rates per direction, against the same copies and kernels
+/// enqueued by hand.
+pub(crate) fn small(runtime: &Runtime) {
+    let Some(device) = first() else { return };
+    let devices = std::slice::from_ref(&device);
+    for (name, chunk, envelopes, total) in [("64KiB", 64 * KIB, 32, GIB / 2), ("256KiB", 256 * KIB, 32, 2 * GIB)] {
+        let hand = ByHand::new(chunk, envelopes);
+        let measure = |way: &str, ours: &dyn Fn() -> f64| {
+            let (hand, ours) = alternate(ROUNDS, || rate(total, hand.pass(total)), || rate(total, ours()));
+            figure(&format!("through.{name}.{way}"), ours.median, "GB/s", hand.median);
+            figure(&format!("through.{name}.{way}.ratio"), ours.ratio, "x", 1.0);
+        };
+        measure("streamed", &|| runtime.block_on(pass(devices, total, chunk, envelopes)));
+        measure("batches", &|| runtime.block_on(pass_batches(&device, total, chunk, envelopes)));
     }
 }
 

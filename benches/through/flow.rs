@@ -31,9 +31,45 @@ impl Operator for Touch {
 
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
         let mut chunk = ports.input.take()?;
-        let grid = Grid::blocks([(chunk.len() / 4096).div_ceil(256).max(1) as u32, 1, 1]);
-        touch::launch_with(grid, cx.stream()?, &mut chunk)?;
+        touch::launch_with(grid(&chunk), cx.stream()?, &mut chunk)?;
         ports.output.send(chunk).await?;
+        Ok(())
+    }
+}
+
+/// One thread for each page.
+fn grid(chunk: &Envelope<u8>) -> Grid {
+    Grid::blocks([threads(chunk.len()).div_ceil(256), 1, 1])
+}
+
+pub(crate) fn threads(bytes: usize) -> u32 {
+    (bytes / 4096).max(1) as u32
+}
+
+const BATCH: usize = 8;
+
+#[derive(Ports)]
+struct BatchPorts {
+    #[input(batch = 8)]
+    input: Input<Envelope<u8>>,
+    #[output]
+    output: Output<Envelope<u8>>,
+}
+
+/// Like [`Touch`], with several chunks in a run.
+struct TouchBatch(Vec<Envelope<u8>>);
+
+impl Operator for TouchBatch {
+    type Ports = BatchPorts;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        self.0.extend(ports.input.take_batch()?);
+        for chunk in &mut self.0 {
+            touch::launch_with(grid(chunk), cx.stream()?, chunk)?;
+        }
+        for chunk in self.0.drain(..) {
+            ports.output.send(chunk).await?;
+        }
         Ok(())
     }
 }
@@ -63,6 +99,19 @@ pub(crate) async fn pass(devices: &[Device], total: usize, chunk: usize, envelop
         flow.connect_with(feed.output, through.input, hub.envelope_bytes(chunk));
         flow.connect_with(through.output, eat.input, hub);
     }
+    seconds(&flow.run().await.expect("the flow runs"))
+}
+
+/// Like [`pass`], with an operator that takes several chunks in a run.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only measured on CUDA devices"))]
+pub(crate) async fn pass_batches(device: &Device, total: usize, chunk: usize, envelopes: usize) -> f64 {
+    let mut flow = Flow::new("through");
+    let feed = flow.add("feed", Feed(total / chunk));
+    let through = flow.add("touch", TouchBatch(Vec::with_capacity(BATCH))).on(device);
+    let eat = flow.add("eat", Eat);
+    let hub = HubOptions::bounded(envelopes).envelopes(envelopes);
+    flow.connect_with(feed.output, through.input, hub.envelope_bytes(chunk));
+    flow.connect_with(through.output, eat.input, hub);
     seconds(&flow.run().await.expect("the flow runs"))
 }
 

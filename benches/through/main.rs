@@ -3,13 +3,14 @@
 //! ```text
 //! cargo bench -p wakeline-benches --bench through                    all parts that this machine supports
 //! cargo bench -p wakeline-benches --bench through -- sizes           chunks of 64 KiB to 16 MiB, in both directions at once
+//! cargo bench -p wakeline-benches --bench through -- small           chunks of 64 and 256 KiB, against the same work by hand
 //! cargo bench -p wakeline-benches --bench through -- devices         on all GPUs at once, if there are several
 //! cargo bench -p wakeline-benches --bench through -- constant        64 GiB, and the growth of memory meanwhile
 //! cargo bench -p wakeline-benches --bench through -- file            file to file; with the time of the files alone
 //! cargo bench -p wakeline-benches --bench through -- timeline        a picture: ten chunks produced, copied in, computed, copied out, consumed
 //! ```
 //!
-//! The first three need CUDA devices. `file` and `timeline` also run on the emulated device, which only checks that
+//! The first four need CUDA devices. `file` and `timeline` also run on the emulated device, which only checks that
 //! they work. Files are written to `WAKELINE_BENCH_DIR`, by default to the temporary folder.
 
 #[cfg(feature = "cuda")]
@@ -21,6 +22,9 @@ mod churn;
 mod figure;
 mod file;
 mod flow;
+#[cfg(feature = "cuda")]
+#[path = "../support/gpu.rs"]
+mod gpu;
 #[cfg(feature = "cuda")]
 mod memory;
 mod timeline;
@@ -47,6 +51,9 @@ fn main() {
         }
         if wants("sizes") {
             bus::sizes(&runtime);
+        }
+        if wants("small") {
+            bus::small(&runtime);
         }
         if wants("devices") {
             bus::devices(&runtime);

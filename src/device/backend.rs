@@ -675,6 +675,11 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
         None
     }
 
+    /// Makes the next launch quick. Called now and then by a task that polls for the end of long work; must not block.
+    fn warm_up(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// True if the backend can reuse addresses of freed memory and handles of destroyed streams and events.
     fn reuses_handles(&self) -> bool {
         false

@@ -2,7 +2,11 @@
 
 use std::{
     fmt,
-    sync::{Arc, Weak, atomic::AtomicUsize},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 use super::{Stream, Ticket, monitor::CompletionMonitor, stream::StreamInner, watch::FaultWatch};
@@ -14,6 +18,9 @@ use crate::{
     error::{Error, Result},
     sync::{Level, Mutex, assert_may_wake, discard, later, lock, log},
 };
+
+/// The interval at which polling tasks warm up the launches of a device. A warm-up takes 5 us.
+const WARM_UP_INTERVAL: Duration = Duration::from_micros(100);
 
 pub(crate) struct Streams {
     device: WeakDevice,
@@ -28,6 +35,9 @@ pub(crate) struct Streams {
     pub(super) pollers: AtomicUsize,
     /// The number of polling tasks that count against the limit.
     pub(super) poll_slots: AtomicUsize,
+    opened: Instant,
+    /// When the device's launches were last warmed up: microseconds since `opened`.
+    warmed_up: AtomicU64,
     /// Events at the ends of streams that were dropped with work in flight.
     end_events: Mutex<Vec<RawEvent>>,
 }
@@ -50,6 +60,8 @@ impl Streams {
                 fault_watch: FaultWatch::new(),
                 pollers: AtomicUsize::new(0),
                 poll_slots: AtomicUsize::new(0),
+                opened: Instant::now(),
+                warmed_up: AtomicU64::new(0),
                 end_events: Mutex::default(),
             })
         })
@@ -57,6 +69,17 @@ impl Streams {
 
     pub(crate) fn monitor(&self) -> &CompletionMonitor {
         &self.monitor
+    }
+
+    /// Called by a task that polls for the end of long work, so that the launch after it is quick.
+    pub(super) fn warm_up(&self, now: Instant) {
+        let now = now.saturating_duration_since(self.opened).as_micros() as u64;
+        let last = self.warmed_up.load(Ordering::Relaxed);
+        let is_due = now >= last + WARM_UP_INTERVAL.as_micros() as u64;
+        if is_due && self.warmed_up.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            // An error shows at the next query.
+            let _ = self.backend.warm_up();
+        }
     }
 
     /// Called by a task that waits for other tasks and is [notified](crate::device::LossObserver) of a loss, after it

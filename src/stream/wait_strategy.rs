@@ -82,6 +82,8 @@ const MAX_POLLERS: usize = 64;
 /// the other. The lead is a quarter of the work's duration within these bounds. With a lead of 250 us before an end at
 /// 5 ms, one wakeup in a hundred was 190 us late; with 500 us, 50 us late.
 const LEAD: (Duration, Duration) = (Duration::from_micros(250), Duration::from_micros(500));
+/// After work of this duration, the next launch would be slow: see [`Backend::warm_up`](crate::device::backend::Backend).
+const LONG: Duration = Duration::from_micros(500);
 /// How long a task that polls alone queries repeatedly before it yields to its worker.
 const BURST: Duration = Duration::from_micros(8);
 
@@ -308,6 +310,9 @@ impl WaitStrategy {
             if !alone || querying - now >= BURST {
                 break;
             }
+        }
+        if matches!(self.source, NotifySource::Poll { .. }) && now - began >= LONG {
+            stream.streams().warm_up(now);
         }
         self.wait(stream, mark, waker, began)?;
         Ok(false)

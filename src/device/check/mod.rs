@@ -225,6 +225,10 @@ impl Backend for CheckedBackend {
         self.inner.queue_depth()
     }
 
+    fn warm_up(&self) -> Result<()> {
+        self.inner.warm_up()
+    }
+
     fn granularity(&self) -> u64 {
         self.inner.granularity()
     }

@@ -17,6 +17,7 @@
 //! | `kernel.rs` | a kernel on one device: loaded once, launched |
 //! | `host.rs` | closures that a stream or a graph calls |
 //! | `graph.rs` | graphs: built, captured, launched, changed |
+//! | `warm_up.rs` | empty launches that keep the next launch quick |
 //!
 //! Streams and events are the driver's handles as numbers; `RawStream(0)` is the legacy default stream. Only the calls
 //! that the trait names wait for the device. Recording, waiting, querying, copying, filling and launching acquire no
@@ -39,6 +40,7 @@ mod peers;
 mod pinned;
 #[cfg(test)]
 mod tests;
+mod warm_up;
 
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
@@ -57,7 +59,7 @@ use cudarc::driver::sys::{CUdevice_attribute, CUevent, CUevent_flags, CUstream, 
 
 use self::{
     context::Context, driver::Code, driver::Driver, gate::ContextGate, graph::CudaGraphs, kernel::Kernels,
-    memory::DriverMemory, pinned::Pinned,
+    memory::DriverMemory, pinned::Pinned, warm_up::WarmUp,
 };
 use super::backend::{
     Address, Backend, Endpoint, ExternalNodes, ExternalWork, GraphCondition, HostCallback, HostFunction, KernelDef,
@@ -111,6 +113,8 @@ pub(crate) struct CudaBackend {
     kernels: Kernels,
     graphs: CudaGraphs,
     gate: ContextGate,
+    /// `None` if the driver refused it: launches after a pause are then slower.
+    warm_up: Option<WarmUp>,
 }
 
 impl fmt::Debug for CudaBackend {
@@ -149,7 +153,7 @@ impl CudaBackend {
         // Nothing fails from here on, so `drop` will undo this registration.
         peers::register(&cx);
         let arch = u32::try_from(major * 10 + minor).unwrap_or(0);
-        Ok(Self {
+        let mut backend = Self {
             cx,
             description,
             priorities: (least, greatest),
@@ -158,7 +162,10 @@ impl CudaBackend {
             kernels: Kernels::new(arch),
             graphs: CudaGraphs::default(),
             gate: ContextGate::default(),
-        })
+            warm_up: None,
+        };
+        backend.warm_up = WarmUp::new(&backend).ok();
+        Ok(backend)
     }
 
     /// Checks that a fill consists of whole, aligned patterns.
@@ -511,6 +518,10 @@ impl Backend for CudaBackend {
     fn host_function(&self, raw: RawStream, function: &mut Option<HostFunction>) -> Result<()> {
         host::launch(&self.cx, stream(raw), function)
     }
+
+    fn warm_up(&self) -> Result<()> {
+        self.warm_up.as_ref().map_or(Ok(()), |warm_up| warm_up.run(self))
+    }
 }
 
 impl Drop for CudaBackend {
@@ -533,6 +544,7 @@ impl Drop for CudaBackend {
         host::drop_all(self.cx.owner);
         match settled {
             Ok(driver) => {
+                self.warm_up.iter().for_each(|warm_up| warm_up.close(self));
                 self.graphs.close(driver);
                 self.kernels.close(driver);
                 self.pinned.close(driver);
