@@ -34,12 +34,13 @@ pub use self::{
 use crate::memory::shape::Shape;
 pub use wakeline_macros::KernelStruct;
 
+#[doc(inline)]
 pub use crate::{
     device::KernelType,
     memory::{DeviceSlice, DeviceSliceMut},
 };
 
-/// A declared kernel.
+/// A kernel that is declared with [`#[kernel]`](macro@crate::kernel): to load it before its first launch.
 #[derive(Clone, Copy)]
 pub struct Kernel(&'static KernelDef);
 
