@@ -28,7 +28,7 @@ use std::fmt::Write as _;
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` has no name in CUDA C++",
-    label = "a kernel takes numbers, and structs with `#[derive(KernelStruct)]`"
+    label = "a kernel takes numbers and structs: a struct needs `#[derive(KernelStruct)]`"
 )]
 pub unsafe trait KernelType: bytemuck::Pod + Send + Sync + 'static {
     /// The type's name in CUDA C++.
