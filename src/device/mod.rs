@@ -6,7 +6,7 @@
 //! ```text
 //!   Stream, Buffer, hubs, kernels          written once
 //!             |
-//!       dyn Backend (backend.rs)           the one seam
+//!           dyn Backend                    the one interface to the hardware
 //!        /      |       \
 //!   check ->  cuda    emulated   host      the race checker wraps either of the first two
 //! ```
@@ -56,15 +56,6 @@ const CHECK_VARIABLE: &str = "WAKELINE_RACE_CHECK";
 
 /// A GPU, the emulated device, or the host.
 ///
-/// # Forks
-/// A device works only in the process that opened it. In a child that was forked after that (`fork` without `exec`, as
-/// Python's `multiprocessing` does by default on Linux) every device is lost, including those that the child opens.
-/// There, creating a stream, allocating new memory from the driver, waiting for unfinished work and [`Device::cuda`]
-/// fail with [`DeviceLost`](ErrorKind::DeviceLost); other calls may succeed without effect. As in any multithreaded
-/// program, a lock that another thread held at the fork stays locked in the child. The host and
-/// [simulated](Device::simulated) devices, which have no threads, continue to work. A child that is started as a
-/// separate program ([`std::process::Command`]) is not affected.
-///
 /// ```
 /// use wakeline::device::{Device, Emulated};
 ///
@@ -73,6 +64,15 @@ const CHECK_VARIABLE: &str = "WAKELINE_RACE_CHECK";
 /// assert!(device.name().starts_with("emulated:"));
 /// # Ok::<(), wakeline::Error>(())
 /// ```
+///
+/// # Forks
+/// A device works only in the process that opened it. In a child that was forked after that (`fork` without `exec`, as
+/// Python's `multiprocessing` does by default on Linux) every device is lost, including those that the child opens.
+/// There, creating a stream, allocating new memory from the driver, waiting for unfinished work and [`Device::cuda`]
+/// fail with [`DeviceLost`](ErrorKind::DeviceLost); other calls may succeed without effect. As in any multithreaded
+/// program, a lock that another thread held at the fork stays locked in the child. The host and
+/// [simulated](Device::simulated) devices, which have no threads, continue to work. A child that is started as a
+/// separate program ([`std::process::Command`]) is not affected.
 #[derive(Clone)]
 pub struct Device(Arc<Inner>);
 

@@ -138,7 +138,7 @@ impl<T: Plain> Buffer<T> {
     /// Join such streams, and launch no such graph while the buffer exists.
     ///
     /// cudarc waits only in a context that has a stream other than the default stream. If it has none, this creates one
-    /// with [`CudaStream::fork`] and drops it again, which takes some microseconds; a [`CudaContext::new_stream`] that
+    /// with `CudaStream::fork` and drops it again, which takes some microseconds; a `CudaContext::new_stream` that
     /// another thread calls at the same time then does not synchronize the context. Keep a stream of the context to avoid
     /// both.
     ///
@@ -284,7 +284,7 @@ fn observed<R>(stream: &Stream, result: std::result::Result<R, DriverError>) -> 
 impl<A: Addresses> External<'_, A> {
     /// Like [`enqueue`](Self::enqueue), for a function that is written against cudarc: it gets the stream as a
     /// [`CudaStream`], and the slices as [`CudarcSlice`]s. Their [`as_view`](CudarcSlice::as_view) and
-    /// [`as_view_mut`](CudarcSlice::as_view_mut) return a [`CudaView`] and a [`CudaViewMut`], which cudarc's safe calls
+    /// [`as_view_mut`](CudarcSlice::as_view_mut) return a `CudaView` and a `CudaViewMut`, which cudarc's safe calls
     /// (`memcpy_dtod`, `launch_builder`, cuBLAS' `Gemm`) and traits (`DevicePtr`, `DevicePtrMut`) accept.
     ///
     /// ```no_run

@@ -295,7 +295,8 @@ impl Cx {
     ///
     ///     async fn compute(&mut self, ports: &mut CameraPorts, cx: &mut Cx) -> Result<()> {
     ///         self.0 += 1;
-    ///         cx.insert_metadata("frame", self.0);        // anywhere downstream: cx.metadata().get::<u64>("frame")
+    ///         // Anywhere downstream: cx.metadata().get::<u64>("frame")
+    ///         cx.insert_metadata("frame", self.0);
     ///         ports.frames.send(vec![0; 64]).await?;
     ///         Ok(())
     ///     }

@@ -50,7 +50,7 @@ where
     }
 }
 
-/// See [`with_state`].
+/// The function that [`with_state`] creates.
 #[derive(Clone)]
 pub struct WithState<S, F> {
     state: S,
@@ -104,13 +104,13 @@ where
     }
 }
 
-/// See [`source_with`].
+/// The operator that [`source_with`] creates.
 pub struct SourceWith<F, M>(F, PhantomData<fn() -> M>);
 
-/// See [`map_with`].
+/// The operator that [`map_with`] creates.
 pub struct MapWith<F, A, B>(F, PhantomData<fn(A) -> B>);
 
-/// See [`sink_with`].
+/// The operator that [`sink_with`] creates.
 pub struct SinkWith<F, M>(F, PhantomData<fn(M)>);
 
 /// Like [`source`](super::source), for a function that uses the operator's [`Cx`]. It sends what the function returns, until
@@ -123,12 +123,13 @@ pub struct SinkWith<F, M>(F, PhantomData<fn(M)>);
 /// let device = Device::emulated(Emulated::new());
 /// let mut flow = Flow::new("zeros");
 /// // Makes memory on its own device, on its own stream.
-/// let zeros = flow.add("zeros", source_with(with_state(1..4, async |left: &mut std::ops::Range<usize>, cx: &mut Cx| {
+/// let make = with_state(1..4, async |left: &mut std::ops::Range<usize>, cx: &mut Cx| {
 ///     let Some(len) = left.next() else { return Ok(None) };
 ///     let mut buffer = cx.alloc::<f32>(len)?;
 ///     cx.stream()?.fill(&mut buffer, 0.0)?;
 ///     Ok(Some(Host(buffer)))
-/// }))).on(&device);
+/// });
+/// let zeros = flow.add("zeros", source_with(make)).on(&device);
 /// let print = flow.add("print", sink(async |buffer: Host<Buffer<f32>>| {
 ///     let stream = Stream::new(buffer.0.device())?;
 ///     println!("{:?}", buffer.0.to_vec(&stream).await?);

@@ -376,7 +376,7 @@ impl Drop for StreamInner {
     }
 }
 
-/// A point in a stream's work.
+/// A point in a stream's work, to await or to order other work after.
 #[derive(Clone)]
 pub struct Ticket {
     stream: Stream,

@@ -177,12 +177,6 @@ impl<P: Ports> Harness<P> {
     /// A run that sends very many messages waits for room while 65,536 of them are kept for the test, and goes on when
     /// some were received.
     ///
-    /// # Errors
-    /// The operator's failure; [`Stalled`](ErrorKind::Stalled) after the [timeout](super::HarnessBuilder::timeout).
-    ///
-    /// # Cancel safety
-    /// A run that has begun goes on. The next call returns it if this one has not.
-    ///
     /// ```
     /// use wakeline::{operator::sink, test::{self, Stepped}};
     ///
@@ -197,6 +191,12 @@ impl<P: Ports> Harness<P> {
     /// # Ok::<(), wakeline::Error>(())
     /// # }).unwrap();
     /// ```
+    ///
+    /// # Errors
+    /// The operator's failure; [`Stalled`](ErrorKind::Stalled) after the [timeout](super::HarnessBuilder::timeout).
+    ///
+    /// # Cancel safety
+    /// A run that has begun goes on. The next call returns it if this one has not.
     pub async fn step(&mut self) -> Result<Stepped> {
         self.run.step(Time::Passes).await
     }
@@ -464,18 +464,6 @@ pub struct TestInput<'a, M: Message> {
 }
 
 impl<M: Message> TestInput<'_, M> {
-    /// Adds a named value to the metadata of the message that is sent next.
-    pub fn metadata<T: Send + Sync + 'static>(mut self, name: &'static str, value: T) -> Self {
-        self.metadata.insert(name, value);
-        self
-    }
-
-    /// The writer that sends, counted from 0, of an input that has several: see
-    /// [`HarnessBuilder::writers`](super::HarnessBuilder::writers).
-    pub fn writer(self, writer: usize) -> Self {
-        Self { writer, ..self }
-    }
-
     /// Sends a message, which the operator can take in its next run. There is no limit on the number of messages, so this
     /// never waits: those that find no room in the input's hub follow later. Envelopes that are elsewhere are copied to
     /// the operator's device.
@@ -500,6 +488,18 @@ impl<M: Message> TestInput<'_, M> {
         if let Ok(queue) = self.queue() {
             queue.close();
         }
+    }
+
+    /// Adds a named value to the metadata of the message that is sent next.
+    pub fn metadata<T: Send + Sync + 'static>(mut self, name: &'static str, value: T) -> Self {
+        self.metadata.insert(name, value);
+        self
+    }
+
+    /// The writer that sends, counted from 0, of an input that has several: see
+    /// [`HarnessBuilder::writers`](super::HarnessBuilder::writers).
+    pub fn writer(self, writer: usize) -> Self {
+        Self { writer, ..self }
     }
 
     fn queue(&self) -> Result<&SourceQueue<M>> {

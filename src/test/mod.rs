@@ -5,10 +5,9 @@
 //!                  step, settle, recv: it runs only in these calls, one run at a time
 //! ```
 //!
-//! [`operator`] puts an operator between the test and nothing else: each input is fed from the test, and each output is
-//! kept for it. The operator runs in a [`Flow`](crate::Flow), by [steps](crate::flow::Steps), and only while the test
-//! awaits one of the harness's methods. So each run has its number, nothing sleeps, and a call that can't succeed is an
-//! error that says what the operator waits for.
+//! [`operator`] starts an operator by itself: the test feeds each input and collects each output. The operator runs in a
+//! [`Flow`](crate::Flow), by [steps](crate::flow::Steps), and only while the test awaits one of the harness's methods. So
+//! runs can be counted, nothing sleeps, and a call that cannot succeed is an error that says what the operator waits for.
 //!
 //! # A host operator
 //!
@@ -84,8 +83,8 @@
 //!
 //! # Planned faults
 //!
-//! The faults are those of the device. The operator's failure is the error of the call in which it shows, and of each
-//! later one.
+//! [`Faults`](crate::device::Faults) are planned for the device. The call in which the operator fails returns its error,
+//! and so does each later one.
 //!
 //! ```
 //! use wakeline::{device::Faults, prelude::*, test};
