@@ -102,7 +102,7 @@ pub fn derive_message(item: TokenStream) -> TokenStream {
     errors::or_report(item.into(), message::expand, message::stub).into()
 }
 
-/// Makes a struct one that kernels take, and defines it in CUDA C++.
+/// Makes a struct a type of kernels' arguments and elements, and defines it in CUDA C++.
 ///
 /// ```ignore
 /// use wakeline::prelude::*;
