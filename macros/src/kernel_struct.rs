@@ -366,7 +366,7 @@ mod tests {
             struct Frame<T> { alive: bool, next: *const u8, class: u32, name: [String; 2] }
         }));
         let wanted =
-            ["`#[repr(C)]`", "generic", "`bool` cannot be a field", "holds values", "keyword of C++", "`String`"];
+            ["`#[repr(C)]`", "generic", "`bool` cannot be a field", "holds only values", "keyword of C++", "`String`"];
         assert_eq!(messages.len(), wanted.len(), "{messages:#?}");
         for (message, wanted) in messages.iter().zip(wanted) {
             assert!(message.contains(wanted), "{message} has no {wanted}");
