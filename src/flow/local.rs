@@ -43,6 +43,11 @@ impl LocalFlow {
         Self { flow, here: PhantomData }
     }
 
+    /// The flow within, which must stay on this thread.
+    pub(crate) fn into_flow(self) -> Flow {
+        self.flow
+    }
+
     /// See [`Flow::name`].
     pub fn name(&self) -> &str {
         self.flow.name()
