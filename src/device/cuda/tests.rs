@@ -144,13 +144,13 @@ mod same_file {
 
     #[derive(Clone, Copy, KernelStruct)]
     #[repr(C)]
-    struct Small {
+    pub(super) struct Small {
         x: f32,
     }
 
     #[derive(Clone, Copy, KernelStruct)]
     #[repr(C)]
-    struct Large {
+    pub(super) struct Large {
         small: Small,
         y: [f32; 3],
     }
@@ -171,7 +171,7 @@ mod same_file {
 
         #[derive(Clone, Copy, KernelStruct)]
         #[repr(C)]
-        struct Small {
+        pub(crate) struct Small {
             x: f64,
         }
 
