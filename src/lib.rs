@@ -172,13 +172,13 @@ pub mod __private {
     pub use crate::{
         condition::{EventField, Readiness},
         device::CudaTypes,
-        device::backend::{BodyArg, KernelDef, KernelNumber, KernelSource, Prototype},
+        device::backend::{BodyArg, KernelDef, KernelNumber, KernelSource, Registered},
         hub::{
             EnvelopeCount, EventNames, RawEnvelope,
             heap_size::{HeapSize, OfAnything, OfContainer},
             knows_event, larger_element,
         },
-        kernel::{Registered, kernel},
+        kernel::kernel,
         memory::{
             launch::{Call, PassAny, PassKernelType, ScalarOf},
             shape::{ExtentOperand, SliceLength},

@@ -130,7 +130,7 @@ pub fn derive_message(item: TokenStream) -> TokenStream {
 ///
 /// The struct is the element type of a slice, or an argument by value of at most 64 bytes. It is `#[repr(C)]` or
 /// `#[repr(C, align(16))]`, `Copy`, not generic, and has no padding. Its fields are numbers, other such structs, and
-/// arrays of them. The definition comes before the file of each kernel that takes it, with the same name and fields; the
+/// arrays of them. The definition, with the same name and fields, comes before each file of a kernel that takes it; the
 /// C++ compiler checks that its size, its alignment and the size of each field, and so their offsets, are those in Rust.
 ///
 /// It also implements bytemuck's `Pod` and `Zeroable`: do not derive these as well.

@@ -195,6 +195,15 @@ impl Device {
         Err(Error::new(ErrorKind::NoDevice, format!("cuda:{n}: wakeline was built without its feature `cuda`")))
     }
 
+    /// What to do where a device is needed and the host was given: `otherwise`, unless the environment chose the host.
+    pub(crate) fn instead_of_host(otherwise: &str) -> String {
+        if std::env::var_os(DEVICE_VARIABLE).is_some_and(|name| name == "host") {
+            let text = "makes the host the first device: set it to `emulated`, `cuda:0`, `cuda:1`, .., or unset it";
+            return format!("{otherwise}; `{DEVICE_VARIABLE}=host` {text}");
+        }
+        otherwise.into()
+    }
+
     /// The number of CUDA GPUs that this process sees; 0 if no driver is installed.
     pub fn cuda_count() -> usize {
         #[cfg(feature = "cuda")]

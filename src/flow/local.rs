@@ -46,6 +46,11 @@ impl LocalFlow {
         Self { flow, here: PhantomData }
     }
 
+    /// The flow within, which must stay on this thread.
+    pub(crate) fn into_flow(self) -> Flow {
+        self.flow
+    }
+
     /// Adds an operator that is `Send`. Only such an operator can be put [on a thread of its
     /// own](Added::on_own_thread).
     pub fn add<O: Operator>(&mut self, name: impl Into<String>, operator: O) -> Added<<O::Ports as Ports>::Handles> {

@@ -118,7 +118,7 @@ impl Stream {
         if device.is_host() {
             return Err(Error::new(
                 ErrorKind::Usage,
-                "the host has no streams: choose a device, for example with `Device::first()`",
+                Device::instead_of_host("the host has no streams: choose a device, for example with `Device::first()`"),
             ));
         }
         device.check()?;
