@@ -117,6 +117,17 @@ mod tests {
         .await
     }
 
+    /// The test is the caller, as behind a service.
+    #[tokio::test]
+    async fn answers_each_request() -> Result<()> {
+        let mut scale = started(&emulated())?;
+        let (numbers, _) = Buffer::wrap(vec![1.0, 2.5])?;
+        let request = scale.input(scale.numbers).request(numbers.into())?;
+        let scaled = scale.output(scale.scaled).answer(&request).await?;
+        assert_eq!(scaled.as_slice()?, [2.0, 5.0]);
+        Ok(())
+    }
+
     #[tokio::test]
     async fn refuses_a_message_without_numbers() -> Result<()> {
         let mut scale = started(&emulated())?;

@@ -96,6 +96,9 @@
 // Code that the macros generate names the crate by its external path.
 extern crate self as wakeline;
 
+// First, because rustdoc lists a type's methods in the order of the modules.
+pub mod stream;
+
 mod clock;
 pub mod condition;
 #[cfg(feature = "config")]
@@ -118,23 +121,29 @@ mod mutants;
 #[cfg(wakeline_mutants)]
 pub mod mutants;
 pub mod operator;
-pub mod stream;
 mod sync;
 pub mod test;
 mod thread_name;
 
 #[cfg(feature = "config")]
+#[doc(inline)]
 pub use config::Config;
 /// The version of cudarc that [`Stream::from_cudarc`] and similar functions use.
 #[cfg(feature = "cuda")]
 #[cfg_attr(docsrs, doc(cfg(feature = "cuda")))]
 pub use cudarc;
+#[doc(inline)]
 pub use device::Device;
 pub use error::{Error, ErrorKind, Result};
+#[doc(inline)]
 pub use flow::{Egress, Flow, Ingress, Report, Running, Service};
+#[doc(inline)]
 pub use hub::{ChunkHub, Envelope, Fork, Host, HubOptions, Message};
+#[doc(inline)]
 pub use memory::Buffer;
+#[doc(inline)]
 pub use operator::{Cx, Input, Inputs, Operator, Output};
+#[doc(inline)]
 pub use stream::{CompletionMode, Stream, StreamPool};
 pub use wakeline_macros::{Message, Ports, kernel};
 
@@ -142,6 +151,7 @@ pub use wakeline_macros::{Message, Ports, kernel};
 /// standard library, except for [`Result`], which has the standard one's parameters; so [`crate::Stream`] is not
 /// here.
 pub mod prelude {
+    #[doc(no_inline)]
     pub use crate::{
         Buffer, ChunkHub, Cx, Device, Envelope, Error, ErrorKind, Flow, Host, HubOptions, Input, Inputs, Message,
         Operator, Output, Report, Result, Service, StreamPool,
@@ -152,6 +162,7 @@ pub mod prelude {
             Consume, Modify, Peek, Ports, Produce, map, map_with, sink, sink_with, source, source_with, with_state,
         },
     };
+    #[doc(no_inline)]
     pub use wakeline_macros::{KernelStruct, Ports, kernel};
 }
 
@@ -161,13 +172,13 @@ pub mod __private {
     pub use crate::{
         condition::{EventField, Readiness},
         device::CudaTypes,
-        device::backend::{BodyArg, KernelDef, KernelNumber, KernelSource, Prototype},
+        device::backend::{BodyArg, KernelDef, KernelNumber, KernelSource, Registered},
         hub::{
             EnvelopeCount, EventNames, RawEnvelope,
             heap_size::{HeapSize, OfAnything, OfContainer},
             knows_event, larger_element,
         },
-        kernel::{Registered, kernel},
+        kernel::kernel,
         memory::{
             launch::{Call, PassAny, PassKernelType, ScalarOf},
             shape::{ExtentOperand, SliceLength},

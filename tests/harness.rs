@@ -1,6 +1,8 @@
 //! The harness for tests of one operator, `wakeline::test`.
 
 use std::{
+    cell::RefCell,
+    rc::Rc,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -16,7 +18,7 @@ use wakeline::{
     condition::{Gate, at_least, every},
     device::Faults,
     hub::MergePolicy,
-    operator::concurrent,
+    operator::{LocalOperator, Reply, concurrent},
     prelude::*,
     test::{self, Stepped},
 };
@@ -329,10 +331,154 @@ async fn a_call_that_cannot_succeed_says_what_the_operator_waits_for() {
     for _ in 0..2 {
         let error = pair.step().await.unwrap_err();
         assert!(error.is_stalled());
-        assert!(error.to_string().contains("no step within 20ms: operator `pair` waits for its gate"), "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains("no step within 20ms: operator `pair` waits for its gate to be resumed; let that"),
+            "{text}"
+        );
+        assert!(text.contains("`gate.resume()`") && !text.contains("start_paused"), "it is no test of time: {text}");
     }
     gate.resume();
     assert!(pair.step().await.unwrap().is_waiting(), "it has begun, and has one number");
+    pair.input(pair.numbers).send(2).unwrap();
+    assert_eq!(pair.step().await.unwrap(), Stepped::Ran(1));
+    assert_eq!(pair.output(pair.sums).drain().unwrap().len(), 3);
+
+    // Nothing can open it any more: no message would help.
+    gate.pause();
+    drop(gate);
+    pair.input(pair.numbers).send(3).unwrap();
+    let text = pair.output(pair.sums).recv().await.unwrap_err().to_string();
+    let wanted =
+        "operator `pair` waits for its gate to be resumed: the test has to act on that: for example, resume a gate";
+    assert!(text.contains(wanted) && !text.contains(".send(..)"), "{text}");
+}
+
+/// Answers each queued word but those that are abandoned, with an error for an empty one. It drops `drop`, keeps `keep`, and
+/// answers two words beginning with `+` by one message.
+struct Answers(Vec<Reply>);
+
+#[derive(Ports)]
+struct AnswersPorts {
+    #[input]
+    words: Input<String>,
+    #[output]
+    answers: Output<String>,
+    #[output]
+    _others: Output<String>,
+}
+
+impl Operator for Answers {
+    type Ports = AnswersPorts;
+
+    async fn compute(&mut self, ports: &mut AnswersPorts, cx: &mut Cx) -> Result<()> {
+        let words: Vec<String> = ports.words.take_batch()?.collect();
+        if words[0].starts_with('+') {
+            ports.answers.send(words.concat()).await?;
+            return Ok(());
+        }
+        // The last one first.
+        for (word, reply) in words.into_iter().zip(cx.take_replies()).rev() {
+            match &*word {
+                "" => reply.fail(Error::new(ErrorKind::Usage, "no word")),
+                "drop" => drop(reply),
+                "keep" => self.0.push(reply),
+                _ if reply.is_abandoned() => {}
+                word => ports.answers.send_for(reply, word.to_uppercase()).await?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn answers() -> test::Harness<AnswersPorts> {
+    let answers = test::operator_named("answers", Answers(Vec::new()));
+    let words = answers.words;
+    answers.input_hub(words, HubOptions::bounded(8)).start().unwrap()
+}
+
+#[tokio::test]
+async fn each_request_gets_its_own_answer_or_its_own_error() {
+    let mut all = answers();
+    let words = ["one", "", "drop", "two", "three"];
+    let [one, none, dropped, two, gives_up] = words.map(|word| all.input(all.words).request(word.into()).unwrap());
+    drop(gives_up);
+    assert_eq!(*all.output(all.answers).answer(&one).await.unwrap(), "ONE");
+    let error = all.output(all.answers).answer(&none).await.unwrap_err();
+    assert_eq!((error.kind(), &*error.to_string()), (ErrorKind::Usage, "invalid use: no word"), "unchanged");
+    let error = all.output(all.answers).answer(&dropped).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unanswered);
+    assert!(error.to_string().contains("operator `answers`") && error.to_string().contains("`answers`"), "{error}");
+    assert_eq!(*all.output(all.answers).answer(&two).await.unwrap(), "TWO");
+    let error = all.output(all.answers).answer(&two).await.unwrap_err();
+    assert!(error.kind() == ErrorKind::Usage && error.to_string().contains("was received before"), "{error}");
+    assert!(all.output(all.answers).drain().unwrap().is_empty(), "the word that was given up has no answer");
+
+    // With metadata, and beside a message without a caller, which `recv` gets.
+    all.input(all.words).send("plain".into()).unwrap();
+    let four = all.input(all.words).metadata("number", 4_u32).request("four".into()).unwrap();
+    let answer = all.output(all.answers).answer(&four).await.unwrap();
+    assert_eq!((&**answer, answer.metadata().get::<u32>("number")), ("FOUR", Some(&4)));
+    assert_eq!(*all.output(all.answers).recv().await.unwrap().unwrap(), "PLAIN");
+    all.finish().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_request_that_no_message_answers_says_why() {
+    let mut all = answers();
+    // Kept by the operator: another message might make it answer.
+    let kept = all.input(all.words).request("keep".into()).unwrap();
+    let error = all.output(all.answers).answer(&kept).await.unwrap_err();
+    assert!(error.is_stalled(), "{error}");
+    assert!(error.to_string().contains("output `answers` has no answer to this request, and operator `answers` waits"));
+    // By one message.
+    let [left, right] = ["+left", "+right"].map(|word| all.input(all.words).request(word.into()).unwrap());
+    for request in [&left, &right] {
+        let error = all.output(all.answers).answer(request).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Usage);
+        assert!(error.to_string().contains("answers 2 requests") && error.to_string().contains("`cx.take_replies()`"));
+    }
+    assert_eq!(*all.output(all.answers).recv().await.unwrap().unwrap(), "+left+right", "it is there");
+    // At another output.
+    let one = all.input(all.words).request("one".into()).unwrap();
+    let error = all.output(all._others).answer(&one).await.unwrap_err();
+    assert!(error.kind() == ErrorKind::Unanswered && error.to_string().contains("`_others`"), "{error}");
+    // Kept until the operator has ended.
+    all.input(all.words).close();
+    let error = all.output(all.answers).answer(&kept).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unanswered, "{error}");
+    assert!(all.input(all.words).request("late".into()).unwrap_err().is_closed());
+}
+
+/// An operator that is not `Send`.
+struct Tally(Rc<RefCell<Vec<u32>>>);
+
+impl LocalOperator for Tally {
+    type Ports = MapPorts<u32, usize>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        self.0.borrow_mut().push(ports.input.take()?);
+        let len = self.0.borrow().len();
+        Ok(ports.output.send(len).await?)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_operator_that_stays_on_its_thread() {
+    let outside = test::local_operator(Tally(Rc::default())).start().unwrap_err();
+    assert!(outside.kind() == ErrorKind::Usage && outside.to_string().contains("LocalSet"), "{outside}");
+    let test = async {
+        let seen = Rc::default();
+        let mut tally = test::local_operator(Tally(Rc::clone(&seen))).start().unwrap();
+        [7, 8].into_iter().for_each(|number| tally.input(tally.input).send(number).unwrap());
+        assert_eq!(tally.step().await.unwrap(), Stepped::Ran(1));
+        assert_eq!(*seen.borrow(), [7]);
+        assert_eq!(**tally.output(tally.output).drain().unwrap().last().unwrap(), 1);
+        let report = tally.finish().await.unwrap();
+        assert_eq!(report.operator("Tally").unwrap().runs, 2);
+        assert_eq!(*seen.borrow(), [7, 8]);
+    };
+    tokio::task::LocalSet::new().run_until(test).await;
 }
 
 /// The limit is one of real time, where time is virtual, too.

@@ -171,8 +171,31 @@ async fn q5_never_connected_is_an_error_before_running() {
     flow.connect(twice.output, once.input);
     let message = flow.run().await.unwrap_err().to_string();
     assert!(message.contains("port `twice.output` is connected more than once"), "{message}");
-    assert!(message.contains("port `once.input` is connected more than once: use an `Inputs<..>`"), "{message}");
-    assert!(!message.contains("merge.parts"), "it can be: {message}");
+    let wanted = "output `twice.output` is connected to input `once.input` more than once: connect the two once";
+    assert!(message.contains(wanted), "{message}");
+    assert!(!message.contains("`Inputs<..>`") && !message.contains("merge.parts"), "it can be: {message}");
+}
+
+/// The likely mistake comes first: the same line twice. Only two different outputs need an `Inputs`.
+#[tokio::test]
+async fn q5_a_connection_that_is_made_again_is_not_one_of_another_output() {
+    let connected = async |pairs: &[(usize, usize)]| {
+        let mut flow = Flow::new("q5");
+        let from = ["one", "two"].map(|name| flow.add(name, numbers([1])).output);
+        let to = ["left", "right"].map(|name| flow.add(name, sink(async |_: u64| Ok(()))).input);
+        pairs.iter().for_each(|&(one, other)| flow.connect(from[one], to[other]));
+        flow.run().await.unwrap_err().to_string()
+    };
+    let again = "output `one.output` is connected to input `left.input` more than once: connect the two once";
+    let inputs = "port `left.input` is connected more than once: for messages of several outputs, use an `Inputs<..>`";
+    for times in [2, 3] {
+        let mut pairs = vec![(0, 0); times];
+        pairs.push((1, 1));
+        assert_eq!(connected(&pairs).await, format!("flow `q5`: invalid setup: {again}"), "and nothing else");
+    }
+    assert_eq!(connected(&[(0, 0), (1, 0), (1, 1)]).await.matches(inputs).count(), 1);
+    let both = connected(&[(0, 0), (1, 0), (0, 0), (1, 1)]).await;
+    assert!(both.contains(again) && both.contains(inputs), "{both}");
 }
 
 /// Envelopes of several senders, on a device; the flow runs twice.

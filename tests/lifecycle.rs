@@ -705,8 +705,7 @@ async fn l6_all_mistakes_are_reported_at_once_and_nothing_runs() {
     for what in [
         "two operators are named `twin`",
         "input `lonely.input` is not connected",
-        "port `twice.output` is connected more than once",
-        "port `once.input` is connected more than once",
+        "output `twice.output` is connected to input `once.input` more than once: connect the two once",
         "port `abroad.output` is connected to a port of another flow",
         "hub `tight.output -> narrow.input`: its capacity is 0",
         "hub `empty.output -> poor.input`: its number of envelopes is 0",

@@ -287,6 +287,20 @@ fn a_missing_device() {
     }
     let ran = command("uppercase").arg(&input).arg(&output).env("WAKELINE_DEVICE", "cuda:99").output().unwrap();
     assert_fails(&ran, &["no such device", "WAKELINE_DEVICE=cuda:99"], folder.path(), &["in", "out"]);
+    // The host is a device, but not one for kernels.
+    for (device, wanted) in [
+        (
+            "gpu",
+            "WAKELINE_DEVICE=gpu: no such device: `gpu` is not a device: write `cuda:0`, `cuda:1`, ..., `emulated` or",
+        ),
+        (
+            "host",
+            "`.on(&device)`; `WAKELINE_DEVICE=host` makes the host the first device: set it to `emulated`, `cuda:0`",
+        ),
+    ] {
+        let ran = command("uppercase").arg(&input).arg(&output).env("WAKELINE_DEVICE", device).output().unwrap();
+        assert_fails(&ran, &[wanted], folder.path(), &["in", "out"]);
+    }
     assert_eq!(fs::read(&output).unwrap(), b"previous");
 }
 

@@ -210,7 +210,7 @@ fn impls(name: &Ident) -> TokenStream {
 }
 
 fn fields<'a>(data: &'a Data, errors: &mut Errors) -> Vec<KernelField<'a>> {
-    const NAMED: &str = "a kernel's struct has named fields, which are those of the struct in CUDA C++";
+    const NAMED: &str = "a kernel's struct needs named fields, since CUDA C++ knows them by their names: name them";
     let named = match data {
         Data::Struct(data) => match &data.fields {
             Fields::Named(fields) if !fields.named.is_empty() => fields,
@@ -257,7 +257,10 @@ fn fields<'a>(data: &'a Data, errors: &mut Errors) -> Vec<KernelField<'a>> {
         }
         match element {
             Type::Reference(_) | Type::Ptr(_) | Type::Slice(_) => {
-                errors.at(element, "a kernel's struct holds values: pass memory as a slice of the kernel's own");
+                errors.at(
+                    element,
+                    "a kernel's struct holds only values: pass this memory to the kernel as a slice parameter",
+                );
                 return None;
             }
             _ if !has_name(element, "a field of a kernel's struct", errors) => return None,
@@ -296,7 +299,7 @@ fn alignment(item: &DeriveInput, errors: &mut Errors) -> Option<LitInt> {
                 }
                 return Err(syn::Error::new_spanned(
                     &meta.path,
-                    "a kernel's struct is `#[repr(C)]`, which may be aligned: `#[repr(C, align(16))]`",
+                    "a kernel's struct has the layout of C: write `#[repr(C)]` or, to align it, `#[repr(C, align(16))]`",
                 ));
             }
             Ok(())
@@ -363,7 +366,7 @@ mod tests {
             struct Frame<T> { alive: bool, next: *const u8, class: u32, name: [String; 2] }
         }));
         let wanted =
-            ["`#[repr(C)]`", "generic", "`bool` cannot be a field", "holds values", "keyword of C++", "`String`"];
+            ["`#[repr(C)]`", "generic", "`bool` cannot be a field", "holds only values", "keyword of C++", "`String`"];
         assert_eq!(messages.len(), wanted.len(), "{messages:#?}");
         for (message, wanted) in messages.iter().zip(wanted) {
             assert!(message.contains(wanted), "{message} has no {wanted}");

@@ -102,7 +102,7 @@ pub fn derive_message(item: TokenStream) -> TokenStream {
     errors::or_report(item.into(), message::expand, message::stub).into()
 }
 
-/// Makes a struct one that kernels take, and defines it in CUDA C++.
+/// Makes a struct a type of kernels' arguments and elements, and defines it in CUDA C++.
 ///
 /// ```ignore
 /// use wakeline::prelude::*;
@@ -130,7 +130,7 @@ pub fn derive_message(item: TokenStream) -> TokenStream {
 ///
 /// The struct is the element type of a slice, or an argument by value of at most 64 bytes. It is `#[repr(C)]` or
 /// `#[repr(C, align(16))]`, `Copy`, not generic, and has no padding. Its fields are numbers, other such structs, and
-/// arrays of them. The definition comes before the file of each kernel that takes it, with the same name and fields; the
+/// arrays of them. The definition, with the same name and fields, comes before each file of a kernel that takes it; the
 /// C++ compiler checks that its size, its alignment and the size of each field, and so their offsets, are those in Rust.
 ///
 /// It also implements bytemuck's `Pod` and `Zeroable`: do not derive these as well.
@@ -172,7 +172,7 @@ pub fn derive_kernel_struct(item: TokenStream) -> TokenStream {
 /// | `#[kernel(unsafe(cubin = "saxpy.cubin"))]` | machine code for one architecture |
 /// | `#[kernel]` | none: the kernel runs only on the emulated device |
 ///
-/// The file is included in the program. Its path is relative to the Rust file, as in [`include_str!`]; it may be built
+/// The file is included in the program. Its path is relative to the Rust file, as in `include_str!`; it may be built
 /// with `concat!` and `env!`, to find a build script's output: `ptx = concat!(env!("OUT_DIR"), "/saxpy.ptx")`.
 ///
 /// `unsafe` is written here, once, so that launching is safe. With it you assert that the device code matches the
@@ -203,8 +203,10 @@ pub fn derive_kernel_struct(item: TokenStream) -> TokenStream {
 /// fn tint(width: u32, height: u32, by: f32, pixels: &mut [f32]) { .. }
 ///
 /// tint::launch(&stream, 1920, 1080, 0.5, &mut pixels)?;   // 60 x 135 blocks of 32 x 8 threads
-/// tint::launch_with(Grid::default().threads([64, 4, 1]), &stream, 1920, 1080, 0.5, &mut pixels)?;
-/// tint::launch_with(Grid::blocks([1, 1, 1]), &stream, 1920, 1080, 0.5, &mut pixels)?;  // fails: 256 of 1920 covered
+/// let grid = Grid::default().threads([64, 4, 1]);
+/// tint::launch_with(grid, &stream, 1920, 1080, 0.5, &mut pixels)?;
+/// let grid = Grid::blocks([1, 1, 1]);                     // fails: 256 of 1920 covered
+/// tint::launch_with(grid, &stream, 1920, 1080, 0.5, &mut pixels)?;
 /// ```
 ///
 /// It lists 1 to 3 extents, x first: expressions over the kernel's parameters, where a slice has only its length:

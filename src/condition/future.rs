@@ -24,7 +24,7 @@ use std::{
 use super::{Condition, Status};
 use crate::sync::DiscardOnDrop;
 
-/// The output of the future: `()` or `bool`. Sealed.
+/// The output of a future of [`until`]: `()` or `bool`. Sealed.
 pub trait Verdict: sealed::Sealed + Send + 'static {
     /// True if the operator may run; otherwise it never runs again.
     fn allows(self) -> bool;
@@ -52,7 +52,7 @@ impl Verdict for bool {
     }
 }
 
-/// See [`until`].
+/// The condition that [`until`] creates.
 pub struct Until<F: 'static, R: 'static> {
     make: DiscardOnDrop<F>,
     state: State<R>,

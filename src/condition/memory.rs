@@ -18,7 +18,7 @@ use std::{borrow::Cow, sync::Arc, task::Context};
 use super::{Condition, Status};
 use crate::memory::{Allocator, MemoryWait, Reservation, ReserveBlocker};
 
-/// See [`memory`].
+/// The condition that [`memory`] creates.
 #[derive(Debug)]
 pub struct MemoryAvailable {
     reservation: Arc<Reservation>,

@@ -61,6 +61,7 @@ mod watch;
 
 use std::{borrow::Cow, task::Context};
 
+#[doc(inline)]
 pub use crate::hub::Since;
 pub(crate) use alarm::{Alarm, after};
 pub use asynchronous::{AsyncState, Asynchronous};
@@ -146,7 +147,7 @@ pub trait Condition: Send + 'static {
     /// stalled or is at its end. [`Status::WaitEvent`] and [`Status::WaitTime`] mean that the wait ends without an
     /// operator.
     ///
-    /// [`Status::WaitTime`] needs no waker: the flow sets a timer for that moment on [`tokio::time`]'s clock, and the
+    /// [`Status::WaitTime`] needs no waker: the flow sets a timer for that moment on `tokio::time`'s clock, and the
     /// operator may run once it has passed, whether or not this method is called again before [`claim`](Self::claim).
     /// The condition is polled again when something else changes, and can then answer an earlier or a later moment. The
     /// runtime must have its timers enabled (`enable_time`).

@@ -31,7 +31,7 @@ pub enum MissedTicks {
     Skip,
 }
 
-/// See [`every`].
+/// The condition that [`every`] creates.
 #[derive(Debug)]
 pub struct Every {
     period: Duration,

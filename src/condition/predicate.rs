@@ -9,7 +9,7 @@ use std::{borrow::Cow, fmt, task::Context};
 
 use super::{Condition, Status};
 
-/// See [`predicate`].
+/// The condition that [`predicate`] creates.
 pub struct Predicate<F>(F);
 
 /// Lets the operator run only if `function`, called right before a run would begin, returns `true`. The function should
@@ -22,7 +22,8 @@ pub struct Predicate<F>(F);
 /// static WARM: AtomicBool = AtomicBool::new(false);
 ///
 /// let mut flow = Flow::new("oven");
-/// let bread = flow.add("bread", source(async || Ok(Some("bread")))).when(predicate(|| WARM.load(Ordering::Relaxed)));
+/// let bread = flow.add("bread", source(async || Ok(Some("bread"))));
+/// let bread = bread.when(predicate(|| WARM.load(Ordering::Relaxed)));
 /// ```
 ///
 /// To keep track of the runs, implement [`Condition`] with [`is_polled_last`](Condition::is_polled_last) instead.

@@ -12,7 +12,7 @@ use crate::hub::end_waker::Interest;
 pub enum Status {
     /// The operator may run.
     Ready,
-    /// The operator may run from this moment on, by [`tokio::time`]'s clock, which tests can pause
+    /// The operator may run from this moment on, by `tokio::time`'s clock, which tests can pause
     /// ([`Instant::from_std`] converts from the standard library's). If a condition answers this, the flow sets the
     /// timer, and once the moment has passed the answer counts as [`Ready`](Self::Ready).
     WaitTime(Instant),

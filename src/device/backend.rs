@@ -21,7 +21,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{KernelType, emulated::simulation::SimulationHandle};
+use super::{CudaTypes, KernelType, emulated::simulation::SimulationHandle};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::DiscardOnDrop;
 
@@ -130,9 +130,9 @@ pub struct KernelDef {
     pub declared: &'static str,
     /// The device code.
     pub source: KernelSource,
-    /// The C++ declaration for the Rust signature, without `extern "C" __global__`: first declarations of the types
-    /// that it needs, then `void name(const float* x, unsigned long long x_len, float a)`.
-    pub prototype: fn() -> Prototype,
+    /// The C++ declaration for the Rust signature, without `extern "C" __global__`, such as
+    /// `void name(const float* x, unsigned long long x_len, float a)`. Adds the declarations of the types that it needs.
+    pub prototype: fn(&mut CudaTypes) -> String,
     /// The Rust body.
     ///
     /// # Safety
@@ -168,15 +168,12 @@ impl fmt::Debug for KernelDef {
     }
 }
 
-/// See [`KernelDef::prototype`].
-#[derive(Clone, Debug)]
+/// An entry in the program's list of all kernels.
 #[doc(hidden)]
-pub struct Prototype {
-    /// Declarations of user types that must precede the function (`struct Point;`); empty if there are none.
-    pub types: String,
-    /// `void name(const float* x, unsigned long long x_len, float a)`
-    pub function: String,
-}
+#[derive(Debug)]
+pub struct Registered(pub &'static KernelDef);
+
+inventory::collect!(Registered);
 
 /// An argument as it is passed to the Rust body on the emulated device.
 #[derive(Clone, Copy, Debug)]

@@ -28,7 +28,7 @@ use std::fmt::Write as _;
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` has no name in CUDA C++",
-    label = "a kernel takes numbers, and structs with `#[derive(KernelStruct)]`"
+    label = "a kernel takes numbers and structs: a struct needs `#[derive(KernelStruct)]`"
 )]
 pub unsafe trait KernelType: bytemuck::Pod + Send + Sync + 'static {
     /// The type's name in CUDA C++.
@@ -46,7 +46,13 @@ pub unsafe trait KernelType: bytemuck::Pod + Send + Sync + 'static {
 /// The declarations of types before a kernel's prototype, each once, in the order in which they need each other.
 #[doc(hidden)]
 #[derive(Debug, Default)]
-pub struct CudaTypes(Vec<String>);
+pub struct CudaTypes {
+    declarations: Vec<String>,
+    /// The names of the structs that are defined.
+    structs: Vec<&'static str>,
+    /// A struct of a name that is defined is left out.
+    keeps_defined: bool,
+}
 
 #[allow(missing_docs)]
 impl CudaTypes {
@@ -55,20 +61,31 @@ impl CudaTypes {
     }
 
     fn add(&mut self, declaration: &str) {
-        if !declaration.is_empty() && !self.0.iter().any(|added| added == declaration) {
-            self.0.push(declaration.into());
+        if !declaration.is_empty() && !self.declarations.iter().any(|added| added == declaration) {
+            self.declarations.push(declaration.into());
         }
+    }
+
+    /// What is added from now on is needed by other kernels. If a struct of theirs has the name of one that is defined, that
+    /// one stays the only one.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "nothing is compiled"))]
+    pub(crate) fn of_other_kernels(&mut self) {
+        self.keeps_defined = true;
     }
 
     /// Defines the struct `T`; `alignment`: that of its `repr`. It has no padding: if its size and those of its fields are
     /// the same in C++, then so are the offsets.
     pub fn define<T: KernelType>(&mut self, alignment: Option<usize>, fields: impl FnOnce(&mut StructFields<'_>)) {
         let name = T::CUDA;
+        if self.keeps_defined && self.structs.contains(&name) {
+            return;
+        }
         let mut added = StructFields { types: self, name, fields: String::new(), checks: String::new() };
         fields(&mut added);
         let StructFields { fields, checks, .. } = added;
         let alignas = alignment.map(|bytes| format!("alignas({bytes}) ")).unwrap_or_default();
         let (size, align) = (size_of::<T>(), align_of::<T>());
+        self.structs.push(name);
         self.add(&format!(
             "struct {alignas}{name} {{\n{fields}}};\n{checks}static_assert(sizeof({name}) == {size} && alignof({name}) == \
              {align}, \"{name} has {size} bytes, aligned to {align}, in Rust\");"
@@ -76,7 +93,7 @@ impl CudaTypes {
     }
 
     pub fn finish(self) -> String {
-        self.0.join("\n")
+        self.declarations.join("\n")
     }
 }
 

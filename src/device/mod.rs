@@ -6,7 +6,7 @@
 //! ```text
 //!   Stream, Buffer, hubs, kernels          written once
 //!             |
-//!       dyn Backend (backend.rs)           the one seam
+//!           dyn Backend                    the one interface to the hardware
 //!        /      |       \
 //!   check ->  cuda    emulated   host      the race checker wraps either of the first two
 //! ```
@@ -56,15 +56,6 @@ const CHECK_VARIABLE: &str = "WAKELINE_RACE_CHECK";
 
 /// A GPU, the emulated device, or the host.
 ///
-/// # Forks
-/// A device works only in the process that opened it. In a child that was forked after that (`fork` without `exec`, as
-/// Python's `multiprocessing` does by default on Linux) every device is lost, including those that the child opens.
-/// There, creating a stream, allocating new memory from the driver, waiting for unfinished work and [`Device::cuda`]
-/// fail with [`DeviceLost`](ErrorKind::DeviceLost); other calls may succeed without effect. As in any multithreaded
-/// program, a lock that another thread held at the fork stays locked in the child. The host and
-/// [simulated](Device::simulated) devices, which have no threads, continue to work. A child that is started as a
-/// separate program ([`std::process::Command`]) is not affected.
-///
 /// ```
 /// use wakeline::device::{Device, Emulated};
 ///
@@ -73,6 +64,15 @@ const CHECK_VARIABLE: &str = "WAKELINE_RACE_CHECK";
 /// assert!(device.name().starts_with("emulated:"));
 /// # Ok::<(), wakeline::Error>(())
 /// ```
+///
+/// # Forks
+/// A device works only in the process that opened it. In a child that was forked after that (`fork` without `exec`, as
+/// Python's `multiprocessing` does by default on Linux) every device is lost, including those that the child opens.
+/// There, creating a stream, allocating new memory from the driver, waiting for unfinished work and [`Device::cuda`]
+/// fail with [`DeviceLost`](ErrorKind::DeviceLost); other calls may succeed without effect. As in any multithreaded
+/// program, a lock that another thread held at the fork stays locked in the child. The host and
+/// [simulated](Device::simulated) devices, which have no threads, continue to work. A child that is started as a
+/// separate program ([`std::process::Command`]) is not affected.
 #[derive(Clone)]
 pub struct Device(Arc<Inner>);
 
@@ -193,6 +193,15 @@ impl Device {
         }
         #[cfg(not(feature = "cuda"))]
         Err(Error::new(ErrorKind::NoDevice, format!("cuda:{n}: wakeline was built without its feature `cuda`")))
+    }
+
+    /// What to do where a device is needed and the host was given: `otherwise`, unless the environment chose the host.
+    pub(crate) fn instead_of_host(otherwise: &str) -> String {
+        if std::env::var_os(DEVICE_VARIABLE).is_some_and(|name| name == "host") {
+            let text = "makes the host the first device: set it to `emulated`, `cuda:0`, `cuda:1`, .., or unset it";
+            return format!("{otherwise}; `{DEVICE_VARIABLE}=host` {text}");
+        }
+        otherwise.into()
     }
 
     /// The number of CUDA GPUs that this process sees; 0 if no driver is installed.

@@ -1,7 +1,7 @@
 //! The check of a flow before it runs: all mistakes are reported together. Then the [hubs] are planned.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     io,
     panic::{AssertUnwindSafe, catch_unwind},
     thread::available_parallelism,
@@ -69,7 +69,7 @@ fn names(flow: &Flow, problems: &mut Vec<String>) {
 /// Checks that every port is connected within this flow, and only once, except for `Inputs` and for outputs whose
 /// messages can fork.
 fn ports(flow: &Wiring<'_>, problems: &mut Vec<String>) {
-    let (mut used, mut reported) = (HashSet::new(), HashSet::new());
+    let (mut used, mut reported, mut made) = (HashSet::new(), HashSet::new(), HashMap::new());
     let alone: HashSet<_> =
         flow.connections.iter().filter(|connection| !connection.forks).map(|connection| connection.from).collect();
     for connection in &flow.connections {
@@ -80,17 +80,31 @@ fn ports(flow: &Wiring<'_>, problems: &mut Vec<String>) {
             _ => Some("two ports of other flows are connected here".into()),
         };
         problems.extend(what.map(|what| format!("{what}: connect ports of operators that were added to this flow")));
+        let times = made.entry((connection.from, connection.to)).or_insert(0);
+        *times += 1;
+        let mut repeated = false;
         for id in own {
             let instead = match decl(flow, id).kind {
                 PortKind::Inputs | PortKind::Link(_) => None,
-                PortKind::Input => Some("use an `Inputs<..>`"),
+                PortKind::Input => Some("for messages of several outputs, use an `Inputs<..>`"),
                 PortKind::Output if !alone.contains(&id) => None,
                 PortKind::Output => Some("connect all readers in one call, `connect(out, [one.input, other.input])`"),
             };
             let again = !used.insert((id.operator, id.port));
-            if let Some(instead) = instead.filter(|_| again && reported.insert((id.operator, id.port))) {
-                problems.push(format!("port `{}` is connected more than once: {instead}", port_name(flow, id)));
+            match instead.filter(|_| again) {
+                Some(_) if *times > 1 => repeated = true,
+                Some(instead) if reported.insert((id.operator, id.port)) => {
+                    problems.push(format!("port `{}` is connected more than once: {instead}", port_name(flow, id)));
+                }
+                _ => {}
             }
+        }
+        if repeated && *times == 2 {
+            problems.push(format!(
+                "output `{}` is connected to input `{}` more than once: connect the two once",
+                port_name(flow, connection.from),
+                port_name(flow, connection.to)
+            ));
         }
     }
     for link in &flow.links {

@@ -84,8 +84,8 @@ impl Flow {
     }
 }
 
-/// Receives the messages that a flow sends out, in any task or thread, as a [`Stream`] or with [`recv`](Self::recv).
-/// Created by [`Flow::egress`].
+/// Receives the messages that a flow sends out, in any task or thread, as a [`Stream`][stream] or with
+/// [`recv`](Self::recv). Created by [`Flow::egress`].
 ///
 /// The flow waits for the handle as for a slow operator. It ends with messages left in the egress only if it fails or
 /// is aborted. If it needs a received [`Envelope`](crate::Envelope) to continue, it also waits until that is dropped,
@@ -99,6 +99,8 @@ impl Flow {
 /// Dropping the handle ends the flow from there upstream. `None` marks the end of the messages, also after a failure;
 /// [`Running`](crate::Running) has the error. If a flow runs again, the messages of a later run follow those of the
 /// earlier ones. Each run may leave one message in the egress.
+///
+/// [stream]: https://docs.rs/futures-core/0.3/futures_core/stream/trait.Stream.html
 pub struct Egress<M: Message> {
     flow: u64,
     exit: Arc<EgressShared<M>>,

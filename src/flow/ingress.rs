@@ -104,8 +104,11 @@ impl Flow {
 /// message was accepted, because its device was lost in the meantime, the message is dropped with a warning in the log.
 ///
 /// # As a sink
-/// An ingress is also a [`Sink`]. A message carries the current [`Span`] of its sender: the operators that process it,
-/// and the messages made from it, run inside that span.
+/// An ingress is also a [`Sink`][sink]. A message carries the current [`Span`][span] of its sender: the operators
+/// that process it, and the messages made from it, run inside that span.
+///
+/// [sink]: https://docs.rs/futures-sink/0.3/futures_sink/trait.Sink.html
+/// [span]: https://docs.rs/tracing/0.1/tracing/struct.Span.html
 pub struct Ingress<M: Message> {
     flow: u64,
     /// The handles are the receivers of this channel. `None`: this handle was closed.
@@ -389,7 +392,7 @@ impl<M: Message> Sink<M> for Ingress<M> {
     }
 }
 
-/// The clone does not share a slot that this handle has reserved as a [`Sink`].
+/// The clone does not share a slot that this handle has reserved as a `Sink`.
 impl<M: Message> Clone for Ingress<M> {
     fn clone(&self) -> Self {
         Self { flow: self.flow, stage: self.stage.clone(), permit: Acquisition::No }

@@ -18,8 +18,8 @@ use crate::{
 /// A flow on one thread: its operators need not be `Send`, and may share state without locks. Conditions, hubs,
 /// devices, the report and the end are those of a [`Flow`].
 ///
-/// It runs inside a [`LocalSet`](tokio::task::LocalSet), on a runtime of either kind, or on a
-/// [`LocalRuntime`](tokio::runtime::LocalRuntime), along with other tasks there. See [`LocalOperator`] for an example.
+/// It runs inside a [`LocalSet`], on a runtime of either kind, or on a [`LocalRuntime`], along with other tasks there. See
+/// [`LocalOperator`] for an example.
 ///
 /// In a [`Simulation`](crate::device::Simulation) it is simulated like any flow. The simulation must then stay on its
 /// thread until the flow has ended.
@@ -30,6 +30,9 @@ use crate::{
 /// let flow = wakeline::flow::LocalFlow::new("here");
 /// std::thread::spawn(move || drop(flow));
 /// ```
+///
+/// [`LocalSet`]: https://docs.rs/tokio/1/tokio/task/struct.LocalSet.html
+/// [`LocalRuntime`]: https://docs.rs/tokio/1/tokio/runtime/struct.LocalRuntime.html
 #[derive(Debug)]
 pub struct LocalFlow {
     flow: Flow,
@@ -43,34 +46,9 @@ impl LocalFlow {
         Self { flow, here: PhantomData }
     }
 
-    /// See [`Flow::name`].
-    pub fn name(&self) -> &str {
-        self.flow.name()
-    }
-
-    /// See [`Flow::set_completion_mode`].
-    pub fn set_completion_mode(&mut self, mode: CompletionMode) {
-        self.flow.set_completion_mode(mode);
-    }
-
-    /// See [`Flow::set_device_times`].
-    pub fn set_device_times(&mut self, on: bool) {
-        self.flow.set_device_times(on);
-    }
-
-    /// See [`Flow::set_on_stall`].
-    pub fn set_on_stall(&mut self, on_stall: OnStall) {
-        self.flow.set_on_stall(on_stall);
-    }
-
-    /// See [`Flow::gate`].
-    pub fn gate(&mut self, name: impl Into<String>) -> Gate {
-        self.flow.gate(name)
-    }
-
-    /// Like [`Flow::replay`]. The operators must be `Send`: those added with [`add`](Self::add).
-    pub fn replay(&mut self, name: impl Into<String>, operators: impl Operators) -> &mut Section {
-        self.flow.replay(name, operators)
+    /// The flow within, which must stay on this thread.
+    pub(crate) fn into_flow(self) -> Flow {
+        self.flow
     }
 
     /// Adds an operator that is `Send`. Only such an operator can be put [on a thread of its
@@ -102,16 +80,6 @@ impl LocalFlow {
         self.flow.connect_with(from, to, hub);
     }
 
-    /// See [`Flow::link`].
-    pub fn link<K, T, S>(&mut self, port: LinkHandle<K, T, S>, hub: &ChunkHub<T, S>)
-    where
-        K: ChunkRole,
-        T: Plain,
-        S: Clone + Send + Sync + 'static,
-    {
-        self.flow.link(port, hub);
-    }
-
     /// See [`Flow::check`].
     ///
     /// # Errors
@@ -133,14 +101,6 @@ impl LocalFlow {
         self.flow.run().await
     }
 
-    /// Like [`Flow::steps`], on the current thread.
-    ///
-    /// # Errors
-    /// Those of [`run`](Self::run) for mistakes that are found before anything runs.
-    pub fn steps(self) -> Result<Steps> {
-        self.flow.steps()
-    }
-
     /// Like [`Flow::spawn`], on the current thread. The returned handle may be awaited, stopped and dropped on any
     /// thread.
     ///
@@ -148,5 +108,53 @@ impl LocalFlow {
     /// Those of [`run`](Self::run) for mistakes that are found before anything runs.
     pub fn spawn(self) -> Result<Running> {
         self.flow.spawn()
+    }
+
+    /// See [`Flow::gate`].
+    pub fn gate(&mut self, name: impl Into<String>) -> Gate {
+        self.flow.gate(name)
+    }
+
+    /// See [`Flow::set_completion_mode`].
+    pub fn set_completion_mode(&mut self, mode: CompletionMode) {
+        self.flow.set_completion_mode(mode);
+    }
+
+    /// See [`Flow::set_device_times`].
+    pub fn set_device_times(&mut self, on: bool) {
+        self.flow.set_device_times(on);
+    }
+
+    /// See [`Flow::set_on_stall`].
+    pub fn set_on_stall(&mut self, on_stall: OnStall) {
+        self.flow.set_on_stall(on_stall);
+    }
+
+    /// See [`Flow::name`].
+    pub fn name(&self) -> &str {
+        self.flow.name()
+    }
+
+    /// See [`Flow::link`].
+    pub fn link<K, T, S>(&mut self, port: LinkHandle<K, T, S>, hub: &ChunkHub<T, S>)
+    where
+        K: ChunkRole,
+        T: Plain,
+        S: Clone + Send + Sync + 'static,
+    {
+        self.flow.link(port, hub);
+    }
+
+    /// Like [`Flow::replay`]. The operators must be `Send`: those added with [`add`](Self::add).
+    pub fn replay(&mut self, name: impl Into<String>, operators: impl Operators) -> &mut Section {
+        self.flow.replay(name, operators)
+    }
+
+    /// Like [`Flow::steps`], on the current thread.
+    ///
+    /// # Errors
+    /// Those of [`run`](Self::run) for mistakes that are found before anything runs.
+    pub fn steps(self) -> Result<Steps> {
+        self.flow.steps()
     }
 }

@@ -86,7 +86,7 @@ pub struct HubReport {
     pub untaken: u64,
 }
 
-/// The rounds of one [section](crate::flow::Section).
+/// The statistics of one [section](crate::flow::Section).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SectionReport {
@@ -156,7 +156,7 @@ impl Report {
     }
 }
 
-/// Defined here, since `Error` belongs to a lower layer, which does not know flows.
+// Here, since `Error` belongs to a lower layer, which does not know flows.
 impl Error {
     /// The report of the flow that failed with this error: what its operators and hubs had done up to the failure. Set
     /// in the errors of [`Flow::run`](crate::Flow::run) and [`Running`](crate::Running).

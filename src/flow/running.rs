@@ -21,7 +21,23 @@ use crate::{
 };
 
 /// A flow that runs in the background: a future of its [`Report`]. If the flow fails, the report is [in the
-/// error](Error::report). It has the methods of its [`Handle`]: to look at the flow, to pause it and to end it.
+/// error](Error::report). It has the methods of its [`Handle`]: to observe the flow, to pause it and to end it.
+///
+/// ```
+/// use wakeline::prelude::*;
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+/// # let mut flow = Flow::new("ticks");
+/// # let ticks = flow.add("ticks", source(async || Ok(Some(()))));
+/// # let count = flow.add("count", sink(async |()| Ok(())));
+/// # flow.connect(ticks.output, count.input);
+/// let running = flow.spawn()?;
+/// let handle = running.handle();
+/// tokio::spawn(async move { handle.stop() }); // for example on a signal
+/// println!("{}", running.await?);             // the report
+/// # Ok::<(), wakeline::Error>(())
+/// # }).unwrap();
+/// ```
 ///
 /// # Cancel safety
 /// Dropping this future aborts the flow: operators are dropped at their current await, and every `stop` still runs in

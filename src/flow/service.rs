@@ -95,10 +95,10 @@ impl Flow {
 }
 
 /// Sends requests through a flow and returns the matching responses, with [`ask`](Self::ask) or as a
-/// [`tower_service::Service`]. Created by [`Flow::service`].
+/// [`tower_service::Service`][tower]. Created by [`Flow::service`].
 ///
 /// A caller receives only the [kind](Error::kind) of a failure: names, causes, addresses and paths inside the flow are
-/// in the log ([`tracing`], as warnings) and in the error of [`Running`](crate::Running). An operator can answer with
+/// in the log (of `tracing`, as warnings) and in the error of [`Running`](crate::Running). An operator can answer with
 /// an error of its own, which its callers receive unchanged: [`Reply::fail`](crate::operator::Reply::fail).
 ///
 /// The same holds for the errors of the methods of an [`Envelope`] in a response, or of a [blank](Self::blank) one,
@@ -145,7 +145,7 @@ impl Flow {
 /// its [envelopes](Envelope), both writes and reads, is done, as well as the work before its events: work that does not
 /// complete delays only its own caller. If the work has failed, for example because its device was lost, the request is
 /// refused, and the flow continues. [`ask`](Self::ask) waits for the work before it asks for room.
-/// [`call`](tower_service::Service::call) does not wait: if the work is done, the request is sent at once; otherwise
+/// [`call`][tower] does not wait: if the work is done, the request is sent at once; otherwise
 /// the room that `poll_ready` reserved is released, and the response's future, once polled, waits for the work and then
 /// for room.
 ///
@@ -175,7 +175,10 @@ impl Flow {
 ///
 /// As with an [`Ingress`], the flow does not end while there is a handle, and a request between two runs [waits for the
 /// next](Ingress#between-two-runs). [`stop`](crate::flow::Handle::stop) refuses further requests; those in the flow are
-/// answered. The caller's [`Span`] travels with the request.
+/// answered. The caller's [`Span`][span] travels with the request.
+///
+/// [tower]: https://docs.rs/tower-service/0.3/tower_service/trait.Service.html
+/// [span]: https://docs.rs/tracing/0.1/tracing/struct.Span.html
 pub struct Service<Req: Message, Res: Message> {
     requests: Ingress<Req>,
     pending: Arc<PendingRequests<Res>>,

@@ -1,13 +1,12 @@
 //! CUDA graphs: work that is recorded once and launched as a whole.
 //!
 //! A graph launch costs the host about as much as the launch of one kernel, regardless of the number of nodes: on an
-//! H200, 1.5 us for 32 kernels that cost 102 us one by one. The device finishes them four to eight times sooner (bench
-//! `graph`, `shapes`).
+//! H200, 2.7 us for 32 kernels in a line that cost 133 us one by one, and they are done after 22 us instead of 137
+//! ([performance](crate::guide::performance)).
 //!
 //! ```text
-//!   Graph::capture   work that was written for streams, recorded instead of run ─┐
-//!   Graph::builder   node by node                                                ├─> Graph ──instantiate──> Exec ──launch──> Ticket
-//!                                                                                ┘
+//!   Graph::capture   what is enqueued on streams ─┐
+//!   Graph::builder   node by node                ─┴─> Graph ─instantiate─> Exec ─launch─> Ticket
 //! ```
 //!
 //! The order is derived from the uses of buffers, as on streams: among the nodes of a graph, and between its launches

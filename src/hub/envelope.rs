@@ -20,6 +20,9 @@ use crate::{
 /// Memory for elements of one type, on a device or on the host. The first [`len`](Self::len) elements are its valid
 /// part: the part that kernels see, that copies move and that the host reads.
 ///
+/// An operator gets it in a message, or blank from its output ([`Output::blank`](crate::Output::blank)). Kernels take it
+/// as a slice argument. The host reads and writes it through `.await`, if it is in host memory.
+///
 /// It belongs to the hub that allocated it. Dropping it returns it to the hub, where it is reused; its next use is
 /// ordered after work that is still in flight on it. Sending it on ([`Output::send`](crate::Output::send)) lends it
 /// to the next reader.
@@ -33,8 +36,6 @@ use crate::{
 /// The errors of an envelope that came in a response, and of a blank envelope of a service or an
 /// [ingress](crate::Ingress), do not name the flow's operators and streams. They have the kind of the original error
 /// and a general message; the log has the details.
-///
-/// Kernels take it as a slice argument. The host reads and writes it through `.await`, if it is in host memory.
 pub struct Envelope<T: Plain> {
     raw: RawEnvelope,
     of: PhantomData<fn() -> T>,
@@ -52,37 +53,6 @@ impl<T: Plain> Envelope<T> {
 
     pub(super) fn raw_mut(&mut self) -> &mut RawEnvelope {
         &mut self.raw
-    }
-
-    /// Swaps the contents of two envelopes of the same size at the same location: their memory and their valid parts.
-    /// Nothing is copied.
-    ///
-    /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if their sizes or locations differ, or if one of them wraps a user's buffer, which
-    /// cannot be moved.
-    pub fn swap(&mut self, other: &mut Self) -> Result<()> {
-        let refuse =
-            |why: String| Err(Error::new(ErrorKind::Usage, format!("these envelopes cannot be swapped: {why}")));
-        if self.capacity() != other.capacity() {
-            return refuse(format!(
-                "one has room for {} elements, the other for {}",
-                self.capacity(),
-                other.capacity()
-            ));
-        }
-        let (mine, theirs) = (self.raw.memory(), other.raw.memory());
-        if mine.is_host() != theirs.is_host() || (!mine.is_host() && mine.device() != theirs.device()) {
-            return refuse(format!("one is on {}, the other on {}", self.location(), other.location()));
-        }
-        if [&self.raw, &other.raw].iter().any(|raw| raw.pool.ptr_eq(&Weak::new())) {
-            return refuse("one of them wraps a user's buffer".into());
-        }
-        std::mem::swap(&mut self.raw.memory, &mut other.raw.memory);
-        std::mem::swap(&mut self.raw.bytes, &mut other.raw.bytes);
-        // The marks stay, since each envelope still returns to its own hub.
-        self.raw.external_guards.hide_as(&other.raw.external_guards);
-        other.raw.external_guards.hide_as(&self.raw.external_guards);
-        Ok(())
     }
 
     /// The number of elements of the valid part.
@@ -210,6 +180,37 @@ impl<T: Plain> Envelope<T> {
         }
         self.space().await?[..data.len()].copy_from_slice(data);
         self.set_len(data.len())
+    }
+
+    /// Swaps the contents of two envelopes of the same size at the same location: their memory and their valid parts.
+    /// Nothing is copied.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) if their sizes or locations differ, or if one of them wraps a user's buffer, which
+    /// cannot be moved.
+    pub fn swap(&mut self, other: &mut Self) -> Result<()> {
+        let refuse =
+            |why: String| Err(Error::new(ErrorKind::Usage, format!("these envelopes cannot be swapped: {why}")));
+        if self.capacity() != other.capacity() {
+            return refuse(format!(
+                "one has room for {} elements, the other for {}",
+                self.capacity(),
+                other.capacity()
+            ));
+        }
+        let (mine, theirs) = (self.raw.memory(), other.raw.memory());
+        if mine.is_host() != theirs.is_host() || (!mine.is_host() && mine.device() != theirs.device()) {
+            return refuse(format!("one is on {}, the other on {}", self.location(), other.location()));
+        }
+        if [&self.raw, &other.raw].iter().any(|raw| raw.pool.ptr_eq(&Weak::new())) {
+            return refuse("one of them wraps a user's buffer".into());
+        }
+        std::mem::swap(&mut self.raw.memory, &mut other.raw.memory);
+        std::mem::swap(&mut self.raw.bytes, &mut other.raw.bytes);
+        // The marks stay, since each envelope still returns to its own hub.
+        self.raw.external_guards.hide_as(&other.raw.external_guards);
+        other.raw.external_guards.hide_as(&self.raw.external_guards);
+        Ok(())
     }
 
     /// What a device is doing with it. Queries the device without waiting for it.

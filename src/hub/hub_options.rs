@@ -18,7 +18,7 @@ use crate::error::{Error, ErrorKind, Result};
 ///
 /// | kind | when it is full |
 /// |---|---|
-/// | [`bounded`](Self::bounded) | blocks the writer |
+/// | [`bounded`](Self::bounded) | makes the writer wait |
 /// | [`drop_newest`](Self::drop_newest) | drops the message that is sent |
 /// | [`drop_oldest`](Self::drop_oldest) | drops the message that has waited longest |
 /// | [`latest`](Self::latest) | replaces its one message, the newest, which is read again until there is a newer one |
@@ -49,21 +49,21 @@ impl HubOptions {
         Self { capacity: Some(capacity), when_full, ..Self::default() }
     }
 
-    /// A queue of `capacity` messages that blocks the writer while it is full. A capacity of 0 is an error before the
+    /// A queue of `capacity` messages that makes the writer wait while it is full. A capacity of 0 is an error before the
     /// flow runs.
     #[must_use]
     pub fn bounded(capacity: usize) -> Self {
         Self::queue(capacity, WhenFull::Block)
     }
 
-    /// A queue of `capacity` messages that never blocks the writer: while it is full, messages that are sent are
+    /// A queue of `capacity` messages that never makes the writer wait: while it is full, messages that are sent are
     /// dropped.
     #[must_use]
     pub fn drop_newest(capacity: usize) -> Self {
         Self::queue(capacity, WhenFull::DropNewest)
     }
 
-    /// A queue of `capacity` messages that never blocks the writer: when it is full, its oldest message is dropped in
+    /// A queue of `capacity` messages that never makes the writer wait: when it is full, its oldest message is dropped in
     /// favour of the one that is sent. With a capacity of 1 the reader gets the newest message, once.
     ///
     /// Messages that are already reserved for an operator's run are not dropped.
@@ -72,7 +72,7 @@ impl HubOptions {
         Self::queue(capacity, WhenFull::DropOldest)
     }
 
-    /// Keeps the newest message and never blocks the writer. The reader's [`take`](crate::Input::take) returns a
+    /// Keeps the newest message and never makes the writer wait. The reader's [`take`](crate::Input::take) returns a
     /// clone of it, in each run of the newest there is, even if it has not changed since the last run. Use it for
     /// values that change rarely and are always needed: settings, a position, a reference.
     ///

@@ -27,14 +27,16 @@ use crate::{
     sync::{DiscardOnDrop, assert_unlocked, logged},
 };
 
-/// The callers that wait for an answer to a message that an operator took, and the caller's [`Span`] in which it was
-/// asked for. Obtained from [`Cx::take_replies`](crate::Cx::take_replies) and passed to
+/// The callers that wait for an answer to a message that an operator took, and the [`Span`][span] in which it was asked
+/// for. Obtained from [`Cx::take_replies`](crate::Cx::take_replies) and passed to
 /// [`Output::send_for`](crate::Output::send_for).
 ///
 /// For a message without callers it is [empty](Self::is_empty); sending for it then equals a plain send. A clone
 /// refers to the same callers: the first message that reaches them is their answer. When the last clone is dropped
 /// and no message for the callers is in flight, they get an error of kind
 /// [`Unanswered`](crate::ErrorKind::Unanswered).
+///
+/// [span]: https://docs.rs/tracing/0.1/tracing/struct.Span.html
 #[derive(Clone, Default)]
 #[must_use = "dropping it leaves a caller without an answer"]
 pub struct Reply {

@@ -22,7 +22,11 @@ mod compile;
 use std::fmt;
 
 use crate::{
-    device::{Device, backend::KernelDef, thread::DeviceThread},
+    device::{
+        Device,
+        backend::{KernelDef, Registered},
+        thread::DeviceThread,
+    },
     error::{Error, ErrorKind, Result, panic_message},
     stream::Streams,
 };
@@ -34,12 +38,13 @@ pub use self::{
 use crate::memory::shape::Shape;
 pub use wakeline_macros::KernelStruct;
 
+#[doc(inline)]
 pub use crate::{
     device::KernelType,
     memory::{DeviceSlice, DeviceSliceMut},
 };
 
-/// A declared kernel.
+/// A kernel that is declared with [`#[kernel]`](macro@crate::kernel): to load it before its first launch.
 #[derive(Clone, Copy)]
 pub struct Kernel(&'static KernelDef);
 
@@ -48,18 +53,16 @@ pub fn kernel(def: &'static KernelDef) -> Kernel {
     Kernel(def)
 }
 
-/// An entry in the program's list of all kernels.
-#[doc(hidden)]
-#[derive(Debug)]
-pub struct Registered(pub &'static KernelDef);
-
-inventory::collect!(Registered);
-
 impl Kernel {
     /// All kernels of the program that have code for a GPU.
     pub fn all() -> impl Iterator<Item = Kernel> {
         let has_code = |def: &KernelDef| !matches!(def.source, crate::device::backend::KernelSource::None);
         inventory::iter::<Registered>.into_iter().map(|entry| entry.0).filter(move |def| has_code(def)).map(Kernel)
+    }
+
+    #[cfg(all(test, feature = "cuda"))]
+    pub(crate) fn def(self) -> &'static KernelDef {
+        self.0
     }
 
     /// The kernel's name, in Rust and in the device code.

@@ -54,7 +54,7 @@ impl Stream {
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     ///
     /// # Safety
-    /// The stream is not captured ([`CudaStream::begin_capture`]) while the returned stream is in use: work captured
+    /// The stream is not captured (`CudaStream::begin_capture`) while the returned stream is in use: work captured
     /// into a graph would run again when its memory has another owner. Work that is enqueued directly does not access
     /// wakeline's memory.
     pub unsafe fn from_cudarc(device: &Device, stream: Arc<CudaStream>) -> Result<Self> {
@@ -107,7 +107,7 @@ impl Stream {
     /// # Safety
     /// This stream, or a clone, outlives the returned stream and everything that holds it. Work that is enqueued
     /// through the returned stream does not access wakeline's memory: use [`external`](Self::external) for work that
-    /// does. cudarc tracks no events in wakeline's context: a [`CudaSlice`] that is used on the returned stream and on
+    /// does. cudarc tracks no events in wakeline's context: a `CudaSlice` that is used on the returned stream and on
     /// another one is ordered, and kept until its last use, by the caller.
     pub unsafe fn to_cudarc(&self) -> Result<Arc<CudaStream>> {
         let Some(context) = self.device().backend().cuda_context() else {
@@ -133,17 +133,14 @@ impl<T: Plain> Buffer<T> {
     /// buffer that is dropped frees the slice on the slice's stream, after its last use.
     ///
     /// What cudarc does not track is not waited for: the earlier of two reads on different streams, uses of a slice that
-    /// was allocated while its context's event tracking was off, uses on a stream of another [`CudaContext`] object while
+    /// was allocated while its context's event tracking was off, uses on a stream of another `CudaContext` object while
     /// that object has no stream of its own (only its default stream), and a graph of cudarc that uses the slice's memory.
     /// Join such streams, and launch no such graph while the buffer exists.
     ///
     /// cudarc waits only in a context that has a stream other than the default stream. If it has none, this creates one
-    /// with [`CudaStream::fork`] and drops it again, which takes some microseconds; a [`CudaContext::new_stream`] that
+    /// with `CudaStream::fork` and drops it again, which takes some microseconds; a `CudaContext::new_stream` that
     /// another thread calls at the same time then does not synchronize the context. Keep a stream of the context to avoid
     /// both.
-    ///
-    /// [`CudaContext`]: cudarc::driver::CudaContext
-    /// [`CudaContext::new_stream`]: cudarc::driver::CudaContext::new_stream
     ///
     /// To exchange many slices of one stream, keep the result of [`Stream::from_cudarc`]: each call then uses that
     /// wrapper, and creates none of its own.
@@ -283,8 +280,8 @@ fn observed<R>(stream: &Stream, result: std::result::Result<R, DriverError>) -> 
 
 impl<A: Addresses> External<'_, A> {
     /// Like [`enqueue`](Self::enqueue), for a function that is written against cudarc: it gets the stream as a
-    /// [`CudaStream`], and the slices as [`CudarcSlice`]s. Their [`as_view`](CudarcSlice::as_view) and
-    /// [`as_view_mut`](CudarcSlice::as_view_mut) return a [`CudaView`] and a [`CudaViewMut`], which cudarc's safe calls
+    /// `CudaStream`, and the slices as [`CudarcSlice`]s. Their [`as_view`](CudarcSlice::as_view) and
+    /// [`as_view_mut`](CudarcSlice::as_view_mut) return a `CudaView` and a `CudaViewMut`, which cudarc's safe calls
     /// (`memcpy_dtod`, `launch_builder`, cuBLAS' `Gemm`) and traits (`DevicePtr`, `DevicePtrMut`) accept.
     ///
     /// ```no_run
@@ -312,7 +309,7 @@ impl<A: Addresses> External<'_, A> {
     ///
     /// # Safety
     /// As for [`enqueue`](Self::enqueue). The function keeps no clone of the stream. cudarc tracks no events on it: a
-    /// [`CudaSlice`] of cudarc's own that the function uses there is ordered, and kept until the work is done, by the
+    /// `CudaSlice` of cudarc's own that the function uses there is ordered, and kept until the work is done, by the
     /// caller. [`Buffer::from_cudarc`] makes it a declared slice instead.
     pub unsafe fn enqueue_cudarc(
         self,

@@ -7,7 +7,7 @@
 //! ```text
 //!   write on a:  a waits for the last write and all reads;   last write = a's ticket, no reads
 //!   read  on b:  b waits for the last write;                 reads += b's ticket
-//!   drop:        back to its heap, which hands it out again for work that comes after its last uses (see `heap`)
+//!   drop:        back to its heap, which hands it out again for work that comes after its last uses
 //! ```
 //!
 //! If a device is lost, every write that was ordered after its work is tainted, and so is all work that reads the
@@ -16,23 +16,25 @@
 //! that returned to its pool.
 //!
 //! The reads are a set: a single "read" event that is recorded again would forget the earlier of two readers.
-//!
-//! # The files
-//! From the bottom up; no two files import each other.
-//!
-//! | | |
-//! |---|---|
-//! | `uses`, `location` | the recorded uses of a piece of memory, and where it is |
-//! | `accounting`, `stats`, `free_lists`, `wait_queue` | the parts of a heap: byte counts, freed memory, waiting tasks |
-//! | `memory`, `state` | a piece of memory, its owner, the origin that it returns to; whether a device is using it |
-//! | `graphs`, `shared_uses`, `use_lock` | the interface to graphs |
-//! | `ordering` | the waits of an operation for the uses that it comes after |
-//! | `heap`, `reclaim`, `ordered` | the heap of an allocator, memory that is dropped, the driver's own pool |
-//! | `arena`, `alloc` | all heaps of a device, and which memory a request gets |
-//! | `plain`, `buffer`, `slice`, `allocator`, `host`, `wrapped` | typed memory and its parts, the host's access, the user's own memory |
-//! | `waiting`, `reserve` | tasks and operators that wait for memory |
-//! | `transfer`, `launch`, `shape`, `external`, `cudarc` | the operations |
-//! | `graph_memory`, `execution` | the memory that a graph keeps, and its launches |
+
+// The files, from the bottom up; no two files import each other.
+//
+// | | |
+// |---|---|
+// | `uses`, `location` | the recorded uses of a piece of memory, and where it is |
+// | `accounting`, `stats`, `free_lists`, `wait_queue` | the parts of a heap: byte counts, freed memory, waiting tasks |
+// | `memory`, `state` | a piece of memory, its owner, the origin that it returns to; whether a device is using it |
+// | `graphs`, `shared_uses`, `use_lock` | the interface to graphs |
+// | `ordering` | the waits of an operation for the uses that it comes after |
+// | `heap`, `reclaim`, `ordered` | the heap of an allocator, memory that is dropped, the driver's own pool |
+// | `arena`, `alloc` | all heaps of a device, and which memory a request gets |
+// | `plain`, `buffer`, `slice`, `allocator`, `host`, `wrapped` | typed memory and its parts, the host's access, the user's own memory |
+// | `waiting`, `reserve` | tasks and operators that wait for memory |
+// | `transfer`, `launch`, `shape`, `external`, `cudarc` | the operations |
+// | `graph_memory`, `execution` | the memory that a graph keeps, and its launches |
+
+// First, because rustdoc lists a type's methods in the order of the modules.
+mod external;
 
 mod accounting;
 mod alloc;
@@ -42,7 +44,6 @@ mod buffer;
 #[cfg(feature = "cuda")]
 mod cudarc;
 pub(crate) mod execution;
-mod external;
 mod free_lists;
 pub(crate) mod graph_memory;
 mod graphs;

@@ -6,7 +6,7 @@ use crate::{
 };
 
 /// Plain data: any bit pattern is a valid value, there is no padding, and values can be copied byte by byte. Derive
-/// [`bytemuck::Pod`] and [`bytemuck::Zeroable`] for your own types.
+/// `bytemuck::Pod` and `bytemuck::Zeroable` for your own types.
 ///
 /// # Size and alignment
 /// Elements have at least one byte and an alignment of at most 256. The addresses of device memory are multiples of 256

@@ -131,8 +131,8 @@ fn usage(text: String) -> Error {
 /// An operand in a kernel's `over`.
 #[doc(hidden)]
 #[diagnostic::on_unimplemented(
-    message = "`over` is computed from integers, and this is a `{Self}`",
-    label = "expected an integer: a parameter of the kernel, or the length of a slice, `{{name}}.len()`"
+    message = "`over` is computed from integers, and this is not one",
+    label = "write an integer parameter of the kernel, or the length of a slice, such as `x.len()`"
 )]
 pub trait ExtentOperand {
     /// `None` if it is out of range.

@@ -51,7 +51,7 @@ use crate::{
     sync::DiscardOnDrop,
 };
 
-/// See [`concurrent`].
+/// The operator that [`concurrent`] creates.
 pub struct Concurrent<O> {
     operator: O,
     runs: usize,

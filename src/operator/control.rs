@@ -191,7 +191,7 @@ impl LinkedTo {
     }
 }
 
-/// The status of an operator.
+/// What an operator does now: an entry of [`Handle::status`] and [`Handle::changes`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OperatorStatus {
@@ -598,7 +598,9 @@ impl fmt::Debug for Control {
     }
 }
 
-/// The status changes of a flow's operators, as a [`Stream`]. See [`Handle::changes`].
+/// The status changes of a flow's operators, as a [`Stream`][stream]. See [`Handle::changes`].
+///
+/// [stream]: https://docs.rs/futures-core/0.3/futures_core/stream/trait.Stream.html
 #[must_use = "it is a stream"]
 pub struct Changes {
     watcher: Arc<Watcher>,

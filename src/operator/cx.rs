@@ -168,8 +168,10 @@ impl Cx {
     fn own_streams(&self) -> Result<&OperatorStreams> {
         self.work.streams.as_deref().ok_or_else(|| {
             let name = self.name();
-            let text = format!("`{name}` is on the host, which has no streams: put it on a device with `.on(&device)`");
-            Error::new(ErrorKind::Usage, text)
+            let text = format!(
+                "operator `{name}` is on the host, which has no streams: put it on a device with `.on(&device)`"
+            );
+            Error::new(ErrorKind::Usage, Device::instead_of_host(&text))
         })
     }
 
@@ -295,7 +297,8 @@ impl Cx {
     ///
     ///     async fn compute(&mut self, ports: &mut CameraPorts, cx: &mut Cx) -> Result<()> {
     ///         self.0 += 1;
-    ///         cx.insert_metadata("frame", self.0);        // anywhere downstream: cx.metadata().get::<u64>("frame")
+    ///         // Anywhere downstream: cx.metadata().get::<u64>("frame")
+    ///         cx.insert_metadata("frame", self.0);
     ///         ports.frames.send(vec![0; 64]).await?;
     ///         Ok(())
     ///     }

@@ -34,13 +34,13 @@ pub struct SinkPorts<M: Message> {
     pub input: Input<M>,
 }
 
-/// See [`source`].
+/// The operator that [`source`] creates.
 pub struct Source<F, M>(F, std::marker::PhantomData<fn() -> M>);
 
-/// See [`map`].
+/// The operator that [`map`] creates.
 pub struct Map<F, A, B>(F, std::marker::PhantomData<fn(A) -> B>);
 
-/// See [`sink`].
+/// The operator that [`sink`] creates.
 pub struct Sink<F, M>(F, std::marker::PhantomData<fn(M)>);
 
 /// An operator that sends what an async function returns, until it returns `None`. Its port is `output`. For what the

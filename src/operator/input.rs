@@ -60,7 +60,8 @@ impl Connections for Many {
     type Queues<M: Message> = Vec<InputQueue<M>>;
 }
 
-/// A port that receives messages, from one connection. [`Inputs`](super::Inputs) is the same for several.
+/// A port that receives messages from one connection: a field of a struct that derives [`Ports`](macro@crate::Ports),
+/// marked `#[input]`. [`Inputs`](super::Inputs) is the same for several connections.
 pub struct Input<M: Message, C: Connections = One> {
     pub(super) queues: C::Queues<M>,
     /// All messages that were taken, from any connection. Of these, `reread` had been taken before, and `untaken` were

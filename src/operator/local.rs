@@ -12,7 +12,8 @@ use crate::error::Result;
 
 /// Like [`Operator`], for a [`LocalFlow`](crate::flow::LocalFlow): everything stays on one thread, so neither the
 /// operator nor its futures need be `Send`, and several operators may share an `Rc<RefCell<..>>`. The methods are those
-/// of [`Operator`], with the same meaning. Messages must still be `Send`; shared state is not sent.
+/// of [`Operator`], with the same meaning. Messages must still be `Send`; shared state is not sent. To test one alone, see
+/// [`test::local_operator`](crate::test::local_operator).
 ///
 /// ```
 /// use std::{cell::RefCell, collections::HashMap, rc::Rc};

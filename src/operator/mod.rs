@@ -1,7 +1,7 @@
 //! Operators: the processing steps of a flow, each one async task.
 //!
 //! ```text
-//!   start ──> [ conditions ready ──> may_run ──> claim ──> compute ──> its device work ──> after ]* ──> stop
+//!   start ──> [ conditions ready ──> may_run ──> compute ──> its device work ──> after ]* ──> stop
 //! ```
 //!
 //! The `start` methods of all operators of a flow run first, in the order of adding; then the operators run
@@ -69,6 +69,7 @@ pub use ports::Ports;
 pub(crate) use ports::{AllPorts, Flushed};
 pub use with_cx::{CxFunction, MapWith, SinkWith, SourceWith, WithState, map_with, sink_with, source_with, with_state};
 
+#[doc(inline)]
 pub use crate::hub::Reply;
 #[doc(hidden)]
 pub use ports::{
@@ -78,11 +79,6 @@ pub use ports::{
 pub use section_port::{Blank, SectionContext, SectionInput, SectionOutput};
 
 /// One step of a flow: takes messages, enqueues work on its device, sends messages.
-///
-/// # Errors of your own
-/// `?` converts an [`std::io::Error`] or a boxed error into an [`Error`](crate::Error). For another type write
-/// `.map_err(Error::other)?`, or implement `From<MyError> for wakeline::Error` once. The caller that runs the flow gets
-/// the error back with [`downcast_ref`](crate::Error::downcast_ref).
 ///
 /// Write the methods as `async fn`. [`compute`](Self::compute) is called when all conditions of the ports are ready. It
 /// does not wait for the device: it enqueues and sends, and the order of the device work travels with the messages.
@@ -111,6 +107,11 @@ pub use section_port::{Blank, SectionContext, SectionInput, SectionOutput};
 ///     }
 /// }
 /// ```
+///
+/// # Errors of your own
+/// `?` converts an [`std::io::Error`] or a boxed error into an [`Error`](crate::Error). For another type write
+/// `.map_err(Error::other)?`, or implement `From<MyError> for wakeline::Error` once. The caller that runs the flow gets
+/// the error back with [`downcast_ref`](crate::Error::downcast_ref).
 pub trait Operator: Send + 'static {
     /// The inputs and outputs; `()` for none.
     type Ports: Ports;

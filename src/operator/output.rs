@@ -35,7 +35,8 @@ use crate::{
     sync::DiscardOnDrop,
 };
 
-/// A port that sends messages: to one reader, or to each of several ([`Flow::connect`](crate::Flow::connect)).
+/// A port that sends messages to one reader, or to each of several ([`Flow::connect`](crate::Flow::connect)): a field of
+/// a struct that derives [`Ports`](macro@crate::Ports), marked `#[output]`.
 ///
 /// With several readers, a message is sent when all have room: the slowest sets the pace, unless its hub drops messages
 /// instead of making the writer wait. A reader that has ended is skipped; the output is closed when all have ended.

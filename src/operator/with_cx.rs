@@ -50,7 +50,7 @@ where
     }
 }
 
-/// See [`with_state`].
+/// The function that [`with_state`] creates.
 #[derive(Clone)]
 pub struct WithState<S, F> {
     state: S,
@@ -58,7 +58,9 @@ pub struct WithState<S, F> {
 }
 
 /// A function for [`map_with`], [`sink_with`] or [`source_with`] that gets `&mut state` as its first argument: what it
-/// keeps from one run to the next, or what was made before the flow runs, such as a buffer of weights.
+/// keeps from one run to the next, or what was made before the flow runs, such as a buffer of weights. It is the remedy for
+/// "async closure does not implement `FnMut` because it captures state from its environment". For several variables,
+/// the state is a tuple or a struct.
 ///
 /// In a [`concurrent`](fn@super::concurrent) operator each worker has a clone of the state.
 ///
@@ -104,17 +106,18 @@ where
     }
 }
 
-/// See [`source_with`].
+/// The operator that [`source_with`] creates.
 pub struct SourceWith<F, M>(F, PhantomData<fn() -> M>);
 
-/// See [`map_with`].
+/// The operator that [`map_with`] creates.
 pub struct MapWith<F, A, B>(F, PhantomData<fn(A) -> B>);
 
-/// See [`sink_with`].
+/// The operator that [`sink_with`] creates.
 pub struct SinkWith<F, M>(F, PhantomData<fn(M)>);
 
-/// Like [`source`](super::source), for a function that uses the operator's [`Cx`]. It sends what the function returns, until
-/// that is `None`. Its port is `output`. For a function that keeps something, see [`with_state`].
+/// Like [`source`](super::source), for a function that uses the operator's [`Cx`], and **captures no variables**: what it
+/// keeps, or uses from outside, is [a state](with_state). It sends what the function returns, until that is `None`. Its port
+/// is `output`.
 ///
 /// ```
 /// use wakeline::{Stream, prelude::*};
@@ -123,12 +126,13 @@ pub struct SinkWith<F, M>(F, PhantomData<fn(M)>);
 /// let device = Device::emulated(Emulated::new());
 /// let mut flow = Flow::new("zeros");
 /// // Makes memory on its own device, on its own stream.
-/// let zeros = flow.add("zeros", source_with(with_state(1..4, async |left: &mut std::ops::Range<usize>, cx: &mut Cx| {
+/// let make = with_state(1..4, async |left: &mut std::ops::Range<usize>, cx: &mut Cx| {
 ///     let Some(len) = left.next() else { return Ok(None) };
 ///     let mut buffer = cx.alloc::<f32>(len)?;
 ///     cx.stream()?.fill(&mut buffer, 0.0)?;
 ///     Ok(Some(Host(buffer)))
-/// }))).on(&device);
+/// });
+/// let zeros = flow.add("zeros", source_with(make)).on(&device);
 /// let print = flow.add("print", sink(async |buffer: Host<Buffer<f32>>| {
 ///     let stream = Stream::new(buffer.0.device())?;
 ///     println!("{:?}", buffer.0.to_vec(&stream).await?);
@@ -142,15 +146,13 @@ pub struct SinkWith<F, M>(F, PhantomData<fn(M)>);
 pub fn source_with<M, F>(function: F) -> SourceWith<F, M>
 where
     M: Message,
-    F: for<'a> CxFunction<'a, (), Option<M>>,
+    F: for<'a> CxFunction<'a, (), Option<M>>, // No captures: `with_state` passes them.
 {
     SourceWith(function, PhantomData)
 }
 
-/// Like [`map`](super::map), for a function that uses the operator's [`Cx`]: the smallest operator on a GPU. Its ports are
-/// `input` and `output`.
-///
-/// The function's captured variables cannot be used in it; for what it keeps, or uses from outside, see [`with_state`].
+/// Like [`map`](super::map), for a function that uses the operator's [`Cx`], and **captures no variables**: what it keeps, or
+/// uses from outside, is [a state](with_state). The smallest operator on a GPU. Its ports are `input` and `output`.
 ///
 /// ```
 /// use wakeline::prelude::*;
@@ -187,13 +189,13 @@ pub fn map_with<A, B, F>(function: F) -> MapWith<F, A, B>
 where
     A: Message,
     B: Message,
-    F: for<'a> CxFunction<'a, (A,), B>,
+    F: for<'a> CxFunction<'a, (A,), B>, // No captures: `with_state` passes them.
 {
     MapWith(function, PhantomData)
 }
 
-/// Like [`sink`](super::sink), for a function that uses the operator's [`Cx`]. Its port is `input`. For a function that keeps
-/// something, see [`with_state`].
+/// Like [`sink`](super::sink), for a function that uses the operator's [`Cx`], and **captures no variables**: what it keeps, or
+/// uses from outside, is [a state](with_state). Its port is `input`.
 ///
 /// ```
 /// use wakeline::{operator::sink_with, prelude::*};
@@ -212,7 +214,7 @@ where
 pub fn sink_with<M, F>(function: F) -> SinkWith<F, M>
 where
     M: Message,
-    F: for<'a> CxFunction<'a, (M,), ()>,
+    F: for<'a> CxFunction<'a, (M,), ()>, // No captures: `with_state` passes them.
 {
     SinkWith(function, PhantomData)
 }

@@ -18,11 +18,14 @@
 //! Order is transitive only through streams of one device. A device guarantees the order of its work only while it
 //! lives: when it is lost, waits for its work end, even if that work was itself waiting for work on a third device that
 //! has not passed. A wait for a stream of another device therefore merges no snapshot, and memory keeps earlier uses on
-//! other devices (`memory::uses::Uses`).
-//!
-//! The loss of another device taints tickets, too: see `taint.rs`.
+//! other devices.
 
-// The path of a completion is drawn in `completed.rs`.
+// Those uses are in `memory::uses::Uses`. The loss of another device taints tickets, too: see `taint.rs`. The path of a
+// completion is drawn in `completed.rs`.
+
+// First, because rustdoc lists a type's methods in the order of the modules.
+#[allow(clippy::module_inception, reason = "the folder's main type")]
+mod stream;
 
 mod backlog;
 pub(crate) mod capture;
@@ -39,8 +42,6 @@ mod meter;
 mod monitor;
 mod order;
 mod pool;
-#[allow(clippy::module_inception, reason = "the folder's main type")]
-mod stream;
 mod streams;
 mod taint;
 mod wait_strategy;

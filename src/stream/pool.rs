@@ -265,7 +265,7 @@ fn check_device(device: &Device) -> Result<()> {
     match device.is_host() {
         true => Err(Error::new(
             ErrorKind::Usage,
-            "the host has no streams: choose a device, for example with `Device::first()`",
+            Device::instead_of_host("the host has no streams: choose a device, for example with `Device::first()`"),
         )),
         false => Ok(()),
     }

@@ -118,7 +118,7 @@ impl Stream {
         if device.is_host() {
             return Err(Error::new(
                 ErrorKind::Usage,
-                "the host has no streams: choose a device, for example with `Device::first()`",
+                Device::instead_of_host("the host has no streams: choose a device, for example with `Device::first()`"),
             ));
         }
         device.check()?;
@@ -376,7 +376,7 @@ impl Drop for StreamInner {
     }
 }
 
-/// A point in a stream's work.
+/// A point in a stream's work, to await or to order other work after.
 #[derive(Clone)]
 pub struct Ticket {
     stream: Stream,

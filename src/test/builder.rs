@@ -5,7 +5,9 @@ use std::{
     collections::HashMap,
     fmt,
     io::Write,
+    marker::PhantomData,
     ops::Deref,
+    rc::Rc,
     sync::Arc,
     time::Duration,
 };
@@ -19,10 +21,10 @@ use crate::{
     condition::{IntoCondition, PortId},
     device::Device,
     error::{Error, ErrorKind, Result},
-    flow::{Added, Flow},
+    flow::{Added, Flow, LocalFlow},
     hub::{ChunkHub, HubOptions, HubOptionsFor, Message, TypedHubOptions, role::ChunkRole},
     memory::Plain,
-    operator::{HandleVisitor, InputHandle, LinkHandle, Operator, OutputHandle, Ports},
+    operator::{HandleVisitor, InputHandle, LinkHandle, LocalOperator, Operator, OutputHandle, Ports},
 };
 
 /// The longest real time that a call of a harness waits for one step.
@@ -33,29 +35,68 @@ const MAX_WRITERS: usize = 1 << 16;
 
 /// Prepares an operator for its test, under the name of its type. See the [module](super).
 pub fn operator<O: Operator>(operator: O) -> HarnessBuilder<O::Ports> {
-    let name = type_name::<O>();
-    let name = name.split('<').next().and_then(|path| path.rsplit("::").next()).unwrap_or(name);
-    operator_named(name, operator)
+    operator_named(type_name_of::<O>(), operator)
 }
 
 /// Like [`operator`], with the name that errors and reports mention.
 pub fn operator_named<O: Operator>(name: impl Into<String>, operator: O) -> HarnessBuilder<O::Ports> {
     let mut flow = Flow::new("test");
     let added = flow.add(name, operator);
-    HarnessBuilder {
-        flow,
-        added,
-        hubs: HashMap::new(),
-        writers: HashMap::new(),
-        linked: Vec::new(),
-        timeout: TIMEOUT,
-        log: None,
-    }
+    HarnessBuilder::new(flow, added)
+}
+
+/// Like [`operator`], for one that stays on its thread: a [`LocalOperator`]. As a [`LocalFlow`], it starts inside a
+/// [`LocalSet`](tokio::task::LocalSet) or on a [`LocalRuntime`](tokio::runtime::LocalRuntime).
+///
+/// ```
+/// use std::{cell::Cell, rc::Rc};
+/// use wakeline::{operator::{LocalOperator, SinkPorts}, prelude::*, test};
+///
+/// struct Sum(Rc<Cell<u32>>);
+///
+/// impl LocalOperator for Sum {
+///     type Ports = SinkPorts<u32>;
+///
+///     async fn compute(&mut self, ports: &mut SinkPorts<u32>, _cx: &mut Cx) -> Result<()> {
+///         self.0.set(self.0.get() + ports.input.take()?);
+///         Ok(())
+///     }
+/// }
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+/// // In a test with `#[tokio::test]`.
+/// tokio::task::LocalSet::new().run_until(async {
+///     let total = Rc::default();
+///     let mut sum = test::local_operator(Sum(Rc::clone(&total))).start()?;
+///     sum.input(sum.input).send(3)?;
+///     sum.step().await?;
+///     assert_eq!(total.get(), 3);
+///     sum.finish().await?;
+///     Ok(())
+/// }).await
+/// # }).unwrap_or_else(|error: Error| panic!("{error}"));
+/// ```
+pub fn local_operator<O: LocalOperator>(operator: O) -> HarnessBuilder<O::Ports> {
+    let mut flow = LocalFlow::new("test");
+    let added = flow.add_local(type_name_of::<O>(), operator);
+    HarnessBuilder::new(flow.into_flow(), added)
+}
+
+fn type_name_of<O>() -> &'static str {
+    let name = type_name::<O>();
+    name.split('<').next().and_then(|path| path.rsplit("::").next()).unwrap_or(name)
 }
 
 /// An operator under test that has not started yet. Created by [`operator`].
 ///
 /// The handles of its ports are its fields, as they are of an operator that was added to a flow.
+///
+/// It cannot be sent to another thread, where a [local operator](local_operator) must not run:
+///
+/// ```compile_fail,E0277
+/// let builder = wakeline::test::operator(wakeline::operator::sink(async |_: u32| Ok(())));
+/// std::thread::spawn(move || drop(builder));
+/// ```
 #[must_use = "it does nothing unless started"]
 pub struct HarnessBuilder<P: Ports> {
     flow: Flow,
@@ -66,9 +107,23 @@ pub struct HarnessBuilder<P: Ports> {
     linked: Vec<PortId>,
     timeout: Duration,
     log: Option<Box<dyn Write + Send>>,
+    here: PhantomData<Rc<()>>,
 }
 
 impl<P: Ports> HarnessBuilder<P> {
+    fn new(flow: Flow, added: Added<P::Handles>) -> Self {
+        Self {
+            flow,
+            added,
+            hubs: HashMap::new(),
+            writers: HashMap::new(),
+            linked: Vec::new(),
+            timeout: TIMEOUT,
+            log: None,
+            here: PhantomData,
+        }
+    }
+
     /// Puts the operator on a device; the default is the host. See [`Added::on`].
     pub fn on(self, device: &Device) -> Self {
         self.with(|operator| operator.on(device))
@@ -150,7 +205,7 @@ impl<P: Ports> HarnessBuilder<P> {
     /// # Errors
     /// [`Setup`](ErrorKind::Setup) with every mistake, such as a port that has to be [linked](Self::link).
     pub fn start(self) -> Result<Harness<P>> {
-        let Self { mut flow, added, mut hubs, writers, linked, timeout, log } = self;
+        let Self { mut flow, added, mut hubs, writers, linked, timeout, log, here: _ } = self;
         let (name, handles) = (added.name().to_owned(), *added);
         let mut visitor = Connecting {
             name: &name,

@@ -17,6 +17,7 @@
 use std::{any::Any, collections::HashMap, fmt, ops::Deref, sync::Arc, time::Duration};
 
 use super::{
+    request::{RequestEnd, TestRequest},
     sink::{AnySink, MAX_KEPT, Received, SinkQueue},
     source::{AnySource, SourceQueue},
     watchdog::Watchdog,
@@ -25,7 +26,7 @@ use crate::{
     condition::{PortId, Status},
     error::{Error, ErrorKind, Result},
     flow::{Advance, Handle, OperatorStatus, Report, Rest, Running, Step, Steps},
-    hub::{Envelope, Message, Metadata},
+    hub::{Envelope, Message, Metadata, Reply, parcel::Load},
     memory::{Buffer, Plain},
     operator::{InputHandle, OutputHandle, Ports, permit::TURN},
 };
@@ -177,12 +178,6 @@ impl<P: Ports> Harness<P> {
     /// A run that sends very many messages waits for room while 65,536 of them are kept for the test, and goes on when
     /// some were received.
     ///
-    /// # Errors
-    /// The operator's failure; [`Stalled`](ErrorKind::Stalled) after the [timeout](super::HarnessBuilder::timeout).
-    ///
-    /// # Cancel safety
-    /// A run that has begun goes on. The next call returns it if this one has not.
-    ///
     /// ```
     /// use wakeline::{operator::sink, test::{self, Stepped}};
     ///
@@ -197,6 +192,12 @@ impl<P: Ports> Harness<P> {
     /// # Ok::<(), wakeline::Error>(())
     /// # }).unwrap();
     /// ```
+    ///
+    /// # Errors
+    /// The operator's failure; [`Stalled`](ErrorKind::Stalled) after the [timeout](super::HarnessBuilder::timeout).
+    ///
+    /// # Cancel safety
+    /// A run that has begun goes on. The next call returns it if this one has not.
     pub async fn step(&mut self) -> Result<Stepped> {
         self.run.step(Time::Passes).await
     }
@@ -407,17 +408,33 @@ impl TestRun {
         }
     }
 
+    /// What the test can do about a wait that only it can end.
+    fn what_to_do(&self) -> &'static str {
+        // The hubs of the inputs begin at the harness's own operators.
+        if self.status().waits_for.iter().any(|wait| wait.contains("`test:")) {
+            "send to its inputs, `.input(..).send(..)`, or end them, `.input(..).close()`"
+        } else {
+            "the test has to act on that: for example, resume a gate through a handle that it keeps, or fill a hub of chunks"
+        }
+    }
+
     #[cold]
     fn timed_out(&self) -> Error {
+        let status = self.status();
         let what_to_do = match self.sinks.iter().find_map(|sink| sink.full()) {
             Some(port) => {
                 format!("output `{port}` keeps {MAX_KEPT} messages, the maximum: receive them, `.output(..).drain()`")
             }
-            None if self.status().running && self.steps_around > 0 => format!(
+            None if status.running && self.steps_around > 0 => format!(
                 "the run goes on, and {} messages were moved in this call: if it sends without end, receive with `recv`, \
                  which returns before its end; otherwise raise `timeout`",
                 self.steps_around
             ),
+            None if !status.running && status.status == Status::WaitEvent => {
+                "let that happen before the call or, from another task, during it (for a gate: `gate.resume()`), or raise \
+                 `timeout`"
+                    .into()
+            }
             None => {
                 "pause the clock for a test of time (`#[tokio::test(start_paused = true)]`), or raise `timeout`".into()
             }
@@ -464,6 +481,59 @@ pub struct TestInput<'a, M: Message> {
 }
 
 impl<M: Message> TestInput<'_, M> {
+    /// Sends a message, which the operator can take in its next run. There is no limit on the number of messages, so this
+    /// never waits: those that find no room in the input's hub follow later. Envelopes that are elsewhere are copied to
+    /// the operator's device.
+    ///
+    /// # Errors
+    /// [`Closed`](ErrorKind::Closed) if the operator or this input has ended; the operator's failure;
+    /// [`Usage`](ErrorKind::Usage) for a port or a writer that does not exist.
+    pub fn send(self, message: M) -> Result<()> {
+        self.send_for(Reply::default(), message)
+    }
+
+    /// Sends a message as a request, whose answer [`TestOutput::answer`] receives: as the first operator of a
+    /// [service](crate::Flow::service) gets it. Otherwise like [`send`](Self::send). An operator that takes several requests
+    /// in one run finds as many as its hub holds: see [`HarnessBuilder::input_hub`](super::HarnessBuilder::input_hub).
+    ///
+    /// # Errors
+    /// Those of [`send`](Self::send).
+    ///
+    /// ```
+    /// use wakeline::{operator::map, test};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let mut double = test::operator(map(async |n: u32| Ok(2 * n))).start()?;
+    /// let request = double.input(double.input).request(21)?;
+    /// assert_eq!(*double.output(double.output).answer(&request).await?, 42);
+    /// # Ok::<(), wakeline::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub fn request(self, message: M) -> Result<TestRequest> {
+        let (request, reply) = TestRequest::new();
+        self.send_for(reply, message)?;
+        Ok(request)
+    }
+
+    fn send_for(mut self, reply: Reply, message: M) -> Result<()> {
+        if let Some(failure) = self.run.handle.failure() {
+            return Err(failure);
+        }
+        if self.run.ended {
+            let text = format!("operator `{}` has ended: input `{}` takes no message", self.run.name, self.port);
+            return Err(Error::new(ErrorKind::Closed, text));
+        }
+        let metadata = std::mem::take(&mut self.metadata);
+        self.queue()?.send(message, Load { metadata, reply })
+    }
+
+    /// Ends the input: after the messages that were sent, no more will come.
+    pub fn close(self) {
+        if let Ok(queue) = self.queue() {
+            queue.close();
+        }
+    }
+
     /// Adds a named value to the metadata of the message that is sent next.
     pub fn metadata<T: Send + Sync + 'static>(mut self, name: &'static str, value: T) -> Self {
         self.metadata.insert(name, value);
@@ -474,32 +544,6 @@ impl<M: Message> TestInput<'_, M> {
     /// [`HarnessBuilder::writers`](super::HarnessBuilder::writers).
     pub fn writer(self, writer: usize) -> Self {
         Self { writer, ..self }
-    }
-
-    /// Sends a message, which the operator can take in its next run. There is no limit on the number of messages, so this
-    /// never waits: those that find no room in the input's hub follow later. Envelopes that are elsewhere are copied to
-    /// the operator's device.
-    ///
-    /// # Errors
-    /// [`Closed`](ErrorKind::Closed) if the operator or this input has ended; the operator's failure;
-    /// [`Usage`](ErrorKind::Usage) for a port or a writer that does not exist.
-    pub fn send(mut self, message: M) -> Result<()> {
-        if let Some(failure) = self.run.handle.failure() {
-            return Err(failure);
-        }
-        if self.run.ended {
-            let text = format!("operator `{}` has ended: input `{}` takes no message", self.run.name, self.port);
-            return Err(Error::new(ErrorKind::Closed, text));
-        }
-        let metadata = std::mem::take(&mut self.metadata);
-        self.queue()?.send(message, metadata)
-    }
-
-    /// Ends the input: after the messages that were sent, no more will come.
-    pub fn close(self) {
-        if let Ok(queue) = self.queue() {
-            queue.close();
-        }
     }
 
     fn queue(&self) -> Result<&SourceQueue<M>> {
@@ -559,27 +603,82 @@ impl<M: Message> TestOutput<'_, M> {
     /// A message is taken only when the future resolves. Runs that have begun go on.
     pub async fn recv(self) -> Result<Option<Received<M>>> {
         let queue = self.queue()?.clone();
+        self.next("message", || queue.take(), || !queue.is_empty()).await
+    }
+
+    /// Receives the answer to a [`request`](TestInput::request), the first message of this output that answers it, and
+    /// runs the operator until it has sent one. Messages that answer other requests, or none, stay.
+    ///
+    /// # Errors
+    /// The error with which the operator has [answered](crate::operator::Reply::fail);
+    /// [`Unanswered`](ErrorKind::Unanswered) if it has dropped the request, or has ended; [`Usage`](ErrorKind::Usage) if
+    /// one message answers several requests, which a [`Service`](crate::Service) cannot tell apart, and for a request
+    /// whose answer was received before; otherwise those of [`recv`](Self::recv).
+    ///
+    /// # Cancel safety
+    /// Like [`recv`](Self::recv).
+    pub async fn answer(self, request: &TestRequest) -> Result<Received<M>> {
+        let (queue, port, number) = (self.queue()?.clone(), self.port, request.number());
+        if request.is_received() {
+            return Err(Error::new(ErrorKind::Usage, "the answer to this request was received before"));
+        }
+        let name = self.run.name.clone();
+        let unanswered = || {
+            let text = format!(
+                "a request was not answered: operator `{name}` has dropped it or has ended, and output `{port}` has sent no \
+                 message for it"
+            );
+            Error::new(ErrorKind::Unanswered, text)
+        };
+        let take = || {
+            // First: what was dropped before might have left an answer.
+            let end = request.end().map(|end| match end {
+                RequestEnd::Failed(error) => error.clone(),
+                RequestEnd::Unanswered | RequestEnd::Over => unanswered(),
+            });
+            match queue.take_answer(number) {
+                Some(Ok(answer)) => {
+                    request.receive();
+                    Some(Ok(answer))
+                }
+                Some(Err(several)) => {
+                    let text = format!(
+                        "one message of output `{port}` answers {several} requests, which a service cannot tell apart: an \
+                         operator that takes several messages in one run states which of its messages answers which, with \
+                         `cx.take_replies()` and `send_for`"
+                    );
+                    Some(Err(Error::new(ErrorKind::Usage, text)))
+                }
+                None => end.map(Err),
+            }
+        };
+        let answer =
+            self.next("answer to this request", take, || request.end().is_some() || queue.answers(number)).await?;
+        answer.unwrap_or_else(|| Err(unanswered()))
+    }
+
+    /// Runs the operator until something can be taken; `None` if it has ended. `what` is missing otherwise.
+    async fn next<T>(self, what: &str, take: impl Fn() -> Option<T>, is_there: impl Fn() -> bool) -> Result<Option<T>> {
         let mut count = RunCount::default();
         loop {
-            if let Some(message) = queue.take() {
-                return Ok(Some(message));
+            if let Some(taken) = take() {
+                return Ok(Some(taken));
             }
             // A run that sends without end, or more than the test could keep, has no end to wait for.
-            let Some(stepped) = self.run.step_until(Time::Passes, || !queue.is_empty()).await? else { continue };
+            let Some(stepped) = self.run.step_until(Time::Passes, &is_there).await? else { continue };
             match stepped {
-                Stepped::Ran(_) if queue.is_empty() => {
-                    count.run(self.run, &format!("has sent nothing to output `{}`", self.port))?;
+                _ if is_there() => {}
+                Stepped::Ran(_) => {
+                    count.run(self.run, &format!("has sent no {what} to output `{}`", self.port))?;
                 }
-                Stepped::Ran(_) => {}
-                _ if !queue.is_empty() => {}
                 Stepped::Ended => return Ok(None),
                 Stepped::Waits(_) => {
                     let text = format!(
-                        "output `{}` has no message, and operator `{}` {}: send to its inputs, `.input(..).send(..)`, or \
-                         end them, `.input(..).close()`",
+                        "output `{}` has no {what}, and operator `{}` {}: {}",
                         self.port,
                         self.run.name,
-                        self.run.what_it_does()
+                        self.run.what_it_does(),
+                        self.run.what_to_do()
                     );
                     return Err(Error::new(ErrorKind::Stalled, text));
                 }

@@ -5,10 +5,9 @@
 //!                  step, settle, recv: it runs only in these calls, one run at a time
 //! ```
 //!
-//! [`operator`] puts an operator between the test and nothing else: each input is fed from the test, and each output is
-//! kept for it. The operator runs in a [`Flow`](crate::Flow), by [steps](crate::flow::Steps), and only while the test
-//! awaits one of the harness's methods. So each run has its number, nothing sleeps, and a call that can't succeed is an
-//! error that says what the operator waits for.
+//! [`operator`] starts an operator by itself: the test feeds each input and collects each output. The operator runs in a
+//! [`Flow`](crate::Flow), by [steps](crate::flow::Steps), and only while the test awaits one of the harness's methods. So
+//! runs can be counted, nothing sleeps, and a call that cannot succeed is an error that says what the operator waits for.
 //!
 //! # A host operator
 //!
@@ -82,10 +81,46 @@
 //! # }).unwrap();
 //! ```
 //!
+//! # An operator that answers requests
+//!
+//! Behind [`Flow::service`](crate::Flow::service) a message has a caller that waits for an answer. The test is the caller
+//! with [`request`](TestInput::request) in place of `send`, and [`answer`](TestOutput::answer) in place of `recv`.
+//!
+//! ```
+//! use wakeline::{operator::MapPorts, prelude::*, test};
+//!
+//! struct Root;
+//!
+//! impl Operator for Root {
+//!     type Ports = MapPorts<f64, f64>;
+//!
+//!     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+//!         let number = ports.input.take()?;
+//!         if number < 0.0 {
+//!             let negative = Error::new(ErrorKind::Usage, "a negative number has no root");
+//!             cx.take_replies().into_iter().for_each(|reply| reply.fail(negative.clone()));
+//!             return Ok(());
+//!         }
+//!         Ok(ports.output.send(number.sqrt()).await?)
+//!     }
+//! }
+//!
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+//! let mut root = test::operator(Root).start()?;
+//! let four = root.input(root.input).request(4.0)?;
+//! let negative = root.input(root.input).request(-1.0)?;
+//! assert_eq!(*root.output(root.output).answer(&four).await?, 2.0);
+//! let error = root.output(root.output).answer(&negative).await.unwrap_err();
+//! assert_eq!(error.to_string(), "invalid use: a negative number has no root");
+//! # root.finish().await?;
+//! # Ok::<(), wakeline::Error>(())
+//! # }).unwrap();
+//! ```
+//!
 //! # Planned faults
 //!
-//! The faults are those of the device. The operator's failure is the error of the call in which it shows, and of each
-//! later one.
+//! [`Faults`](crate::device::Faults) are planned for the device. The call in which the operator fails returns its error,
+//! and so does each later one.
 //!
 //! ```
 //! use wakeline::{device::Faults, prelude::*, test};
@@ -158,12 +193,14 @@
 
 mod builder;
 mod harness;
+mod request;
 mod simulate;
 mod sink;
 mod source;
 mod watchdog;
 
-pub use builder::{HarnessBuilder, operator, operator_named};
+pub use builder::{HarnessBuilder, local_operator, operator, operator_named};
 pub use harness::{Harness, Stepped, TestInput, TestOutput};
+pub use request::TestRequest;
 pub use simulate::simulate;
 pub use sink::Received;

@@ -11,13 +11,6 @@ use crate::{
 /// runtime whose clock is paused (`#[tokio::test(start_paused = true)]`) time is virtual, and the run depends on the seed
 /// alone.
 ///
-/// # Errors
-/// The first error of the test, which names the seed. If the test panics, the seed is printed and the panic continues. To
-/// repeat that run alone, pass `[seed]`.
-///
-/// # Cancel safety
-/// Dropping the future ends the current simulation: its tasks are dropped and its devices are lost.
-///
 /// ```
 /// use wakeline::{operator::map, prelude::*, test};
 ///
@@ -35,6 +28,13 @@ use crate::{
 /// # Ok::<(), wakeline::Error>(())
 /// # }).unwrap();
 /// ```
+///
+/// # Errors
+/// The first error of the test, which names the seed. If the test panics, the seed is printed and the panic continues. To
+/// repeat that run alone, pass `[seed]`.
+///
+/// # Cancel safety
+/// Dropping the future ends the current simulation: its tasks are dropped and its devices are lost.
 pub async fn simulate<F>(seeds: impl IntoIterator<Item = u64>, test: F) -> Result<()>
 where
     F: AsyncFn(&Simulation) -> Result<()>,

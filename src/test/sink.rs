@@ -14,7 +14,7 @@ use crate::{
     device::Device,
     error::Result,
     hub::{
-        Message, Metadata,
+        Message, Metadata, Reply,
         relocate::{Relocated, relocate},
     },
     operator::{Cx, Operator, SinkPorts},
@@ -27,6 +27,8 @@ use crate::{
 pub struct Received<M> {
     message: M,
     metadata: Metadata,
+    /// The requests that it answers, by their numbers.
+    requests: Vec<u64>,
 }
 
 impl<M> Received<M> {
@@ -103,6 +105,31 @@ impl<M: Message> SinkQueue<M> {
     pub(super) fn is_empty(&self) -> bool {
         lock(&self.messages).is_empty()
     }
+
+    /// Whether a message answers the request.
+    pub(super) fn answers(&self, request: u64) -> bool {
+        lock(&self.messages).iter().any(|message| message.requests.contains(&request))
+    }
+
+    /// The first message that answers the request.
+    ///
+    /// # Errors
+    /// The number of requests that the message answers, if that is not one. The message stays.
+    pub(super) fn take_answer(&self, request: u64) -> Option<Result<Received<M>, usize>> {
+        let mut messages = lock(&self.messages);
+        let at = messages.iter().position(|message| message.requests.contains(&request))?;
+        match messages[at].requests.len() {
+            1 => {}
+            several => return Some(Err(several)),
+        }
+        let was_full = messages.len() >= MAX_KEPT;
+        let message = messages.remove(at);
+        drop(messages);
+        if was_full {
+            self.owner.wake();
+        }
+        message.map(Ok)
+    }
 }
 
 /// The condition of the operator that takes the messages: there is room for one.
@@ -137,7 +164,11 @@ impl<M: Message> Operator for TestSink<M> {
         let stream = if M::CARRIES_ENVELOPES && !self.device.is_host() { Some(cx.stream()?.clone()) } else { None };
         // The originals return to their hub, so the operator finds blank envelopes however many the test keeps.
         relocate(&mut message, Relocated::All, &Device::host(), stream.as_ref()).await?;
-        let received = Received { message, metadata: cx.metadata() };
+        // Dropped once the message is in the queue: a request whose replies are all dropped has no other answer.
+        let replies = cx.take_replies();
+        let requests = replies.iter().flat_map(Reply::callers).filter(|caller| caller.is_waiting());
+        let requests = requests.map(|caller| caller.number()).collect();
+        let received = Received { message, metadata: cx.metadata(), requests };
         lock(&self.queue.messages).push_back(received);
         Ok(())
     }

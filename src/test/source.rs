@@ -7,7 +7,8 @@ use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
     hub::{
-        Message, Metadata,
+        Message,
+        parcel::Load,
         relocate::{Relocated, relocate},
     },
     operator::{Cx, Operator, SourcePorts},
@@ -23,7 +24,7 @@ pub(super) struct SourceQueue<M> {
 }
 
 struct State<M> {
-    messages: VecDeque<(M, Metadata)>,
+    messages: VecDeque<(M, Load)>,
     /// The number of messages that were fed to the input.
     fed: u64,
     closed: bool,
@@ -44,14 +45,14 @@ impl<M: Message> SourceQueue<M> {
         Arc::new(Self { port, state, owner: WakerCell::new() })
     }
 
-    pub(super) fn send(&self, message: M, metadata: Metadata) -> Result<()> {
+    pub(super) fn send(&self, message: M, load: Load) -> Result<()> {
         let mut state = lock(&self.state);
         if state.closed {
             drop(state);
             let text = format!("input `{}` was closed: send before `close` and `finish`", self.port);
             return Err(Error::new(ErrorKind::Closed, text));
         }
-        state.messages.push_back((message, metadata));
+        state.messages.push_back((message, load));
         drop(state);
         self.owner.wake();
         Ok(())
@@ -59,7 +60,7 @@ impl<M: Message> SourceQueue<M> {
 }
 
 impl<M> SourceQueue<M> {
-    fn take(&self) -> Option<(M, Metadata)> {
+    fn take(&self) -> Option<(M, Load)> {
         let mut state = lock(&self.state);
         state.fed += 1;
         state.messages.pop_front()
@@ -112,11 +113,11 @@ impl<M: Message> Operator for TestSource<M> {
     type Ports = SourcePorts<M>;
 
     async fn compute(&mut self, ports: &mut SourcePorts<M>, cx: &mut Cx) -> Result<()> {
-        let Some((mut message, metadata)) = self.queue.take() else { return Ok(()) };
+        let Some((mut message, Load { metadata, reply })) = self.queue.take() else { return Ok(()) };
         let stream = if M::CARRIES_ENVELOPES && !self.device.is_host() { Some(cx.stream()?.clone()) } else { None };
         relocate(&mut message, Relocated::Others, &self.device, stream.as_ref()).await?;
         cx.replace_metadata(metadata);
-        ports.output.send(message).await?;
+        ports.output.send_for(reply, message).await?;
         Ok(())
     }
 }

@@ -55,6 +55,31 @@ fn layout(pair: Pair) {
 #[kernel(unsafe(cuda = "fine.cu"))]
 fn fine(_x: &mut [f32]) {}
 
+#[derive(Clone, Copy, KernelStruct)]
+#[repr(C)]
+struct Point {
+    x: f32,
+    y: f32,
+}
+
+/// Beside a kernel that takes another struct.
+#[kernel(unsafe(cuda = "structs.cu"))]
+fn swap(points: &mut [Point]) {
+    points.iter_mut().for_each(|point| std::mem::swap(&mut point.x, &mut point.y));
+}
+
+#[derive(Clone, Copy, KernelStruct)]
+#[repr(C)]
+struct Step {
+    by: Point,
+    times: u32,
+}
+
+#[kernel(unsafe(cuda = "structs.cu"))]
+fn advance(step: Step, x: &mut [f32]) {
+    x.iter_mut().for_each(|x| *x += step.by.x * step.times as f32);
+}
+
 #[test]
 #[ignore = "needs NVRTC"]
 fn each_broken_kernel_is_reported_with_its_declaration_and_the_compilers_log() {
@@ -63,7 +88,7 @@ fn each_broken_kernel_is_reported_with_its_declaration_and_the_compilers_log() {
     let text = error.to_string();
     println!("{text}");
     let mut reports = text.split("\n\n`");
-    assert_eq!(reports.next(), Some("kernel: 6 of 7 kernels do not compile for sm_90:"));
+    assert_eq!(reports.next(), Some("kernel: 6 of 9 kernels do not compile for sm_90:"));
     let expected: [&[&str]; 6] = [
         &["doubles` (declared at", "void doubles(float *, unsigned long long)", "doubles.cu(1): error"],
         &["overload` (declared at", "void overload(float *, unsigned long long)", "overload.cu(1): error"],

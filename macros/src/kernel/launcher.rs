@@ -65,7 +65,7 @@ impl Launcher<'_> {
         };
         let pieces = self.prototype(plain);
         let types = self.arguments.iter().map(
-            |Argument { ty, .. }| quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::kernel::KernelType>::declare(&mut types)),
+            |Argument { ty, .. }| quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::kernel::KernelType>::declare(types)),
         );
         let locals: Vec<_> = (0..self.arguments.len()).map(|at| Ident::new(&format!("argument_{at}"), site)).collect();
         let bind = self.arguments.iter().zip(&locals).enumerate().map(|(at, (argument, local))| {
@@ -91,11 +91,11 @@ impl Launcher<'_> {
                 declared: #declared,
                 source: #source,
                 // Closures, so that an argument of a wrong type is reported once for the whole definition.
-                prototype: || {
-                    let mut types = ::wakeline::__private::CudaTypes::new();
+                prototype: |types: &mut ::wakeline::__private::CudaTypes| {
+                    let _ = &types;
                     #(#types;)*
                     let pieces: &[&'static str] = &[#(#pieces),*];
-                    ::wakeline::__private::Prototype { types: types.finish(), function: pieces.concat() }
+                    pieces.concat()
                 },
                 // Called with the contract of `KernelDef::body`: the arguments are those of the declaration, in its
                 // order. Each is read as the type that the declaration gives it, and borrowed no longer than the call.

@@ -406,7 +406,7 @@ impl PortField {
             let ty = errors::shown(&field.ty);
             let wraps_a_port = ["<Input<", "<Inputs<", "<Output<"].iter().any(|port| ty.contains(port));
             let instead = if wraps_a_port {
-                format!("a port cannot be wrapped; one that may stay empty is `#[{}(optional)]`", direction.word())
+                format!("remove what wraps it, and mark a port that may stay empty `#[{}(optional)]`", direction.word())
             } else {
                 format!("write `{port}<{ty}>`, a port for messages of this type")
             };

@@ -4,6 +4,7 @@
 //!
 //! ```text
 //! #line 1 "<wakeline prototype of add>"
+//! ...the structs of all kernels that are in the same file
 //! extern "C" __global__ void add(float* x, unsigned long long x_len, float a);
 //! #line 1 "add.cu"
 //! ...the user's file, whose lines keep their numbers
@@ -21,13 +22,18 @@
 
 use std::{
     collections::HashMap,
-    fmt, ptr,
+    fmt,
+    path::{Component, Path, PathBuf},
+    ptr,
     sync::{Arc, OnceLock},
 };
 
 use super::nvrtc::Compiler;
 use crate::{
-    device::backend::{KernelDef, KernelSource},
+    device::{
+        CudaTypes,
+        backend::{KernelDef, KernelSource, Registered},
+    },
     error::{Error, ErrorKind, Result},
     sync::Mutex,
 };
@@ -86,7 +92,7 @@ fn make(def: &KernelDef, arch: u32) -> Result<Image> {
             match compiler.compile(def.file, &compose(def, "", source), arch) {
                 Ok(image) => Ok(Image::new(&image)),
                 Err(log) => {
-                    let declaration = (def.prototype)().function;
+                    let declaration = declaration(def);
                     Err(error(
                         def,
                         &format!("does not compile for sm_{arch}; its declaration is\n{declaration}\n{log}"),
@@ -157,21 +163,50 @@ pub(super) fn missing(def: &KernelDef, arch: u32) -> Error {
         && log.contains("linkage")
         && log.contains(&format!("\"{}\"", def.name))
     {
-        let prototype = (def.prototype)().function;
-        return error(def, &format!("does not agree with its declaration, which is\n{prototype}\n{log}"));
+        let declaration = declaration(def);
+        return error(def, &format!("does not agree with its declaration, which is\n{declaration}\n{log}"));
     }
     error(def, &format!("was not found: there is no function `{}` in {}", def.name, def.file))
 }
 
-/// The source text for NVRTC: the prototype, `between`, the user's source.
+fn declaration(def: &KernelDef) -> String {
+    (def.prototype)(&mut CudaTypes::new())
+}
+
+/// The source text for NVRTC: the types and the prototype, `between`, the user's source. The types are those of all
+/// kernels of the file, whose bodies are compiled too.
 pub(super) fn compose(def: &KernelDef, between: &str, source: &str) -> String {
-    let prototype = (def.prototype)();
-    let types = prototype.types.trim_end();
+    let mut types = CudaTypes::new();
+    let function = (def.prototype)(&mut types);
+    types.of_other_kernels();
+    let file = file(def);
+    for Registered(other) in inventory::iter::<Registered> {
+        if matches!(other.source, KernelSource::Cuda(_)) && !ptr::eq(*other, def) && self::file(other) == file {
+            (other.prototype)(&mut types);
+        }
+    }
+    let types = types.finish();
+    let types = types.trim_end();
     let newline = if types.is_empty() { "" } else { "\n" };
     format!(
-        "#line 1 \"<wakeline prototype of {}>\"\n{types}{newline}extern \"C\" __global__ {};\n{between}#line 1 \"{}\"\n{source}",
+        "#line 1 \"<wakeline prototype of {}>\"\n{types}{newline}extern \"C\" __global__ {function};\n{between}#line 1 \"{}\"\n{source}",
         def.name,
-        prototype.function,
         def.file.replace('\\', "\\\\").replace('"', "\\\"")
     )
+}
+
+/// The path of the kernel's file: in the attribute, it is relative to the file of the declaration.
+fn file(def: &KernelDef) -> PathBuf {
+    let declared = Path::new(def.declared).parent().unwrap_or(Path::new(""));
+    let mut path = PathBuf::new();
+    for part in declared.join(def.file).components() {
+        match part {
+            Component::CurDir => {}
+            Component::ParentDir if matches!(path.components().next_back(), Some(Component::Normal(_))) => {
+                path.pop();
+            }
+            part => path.push(part),
+        }
+    }
+    path
 }

@@ -139,6 +139,66 @@ fn the_composed_source_puts_the_prototype_before_line_one() {
     assert_eq!(image::compose(&TYPED, "", "BODY"), expected);
 }
 
+mod same_file {
+    use crate::prelude::*;
+
+    #[derive(Clone, Copy, KernelStruct)]
+    #[repr(C)]
+    pub(super) struct Small {
+        x: f32,
+    }
+
+    #[derive(Clone, Copy, KernelStruct)]
+    #[repr(C)]
+    pub(super) struct Large {
+        small: Small,
+        y: [f32; 3],
+    }
+
+    #[kernel(unsafe(cuda = "tests/structs.cu"))]
+    pub(super) fn narrow(small: &mut [Small]) {
+        small[0].x += 1.0;
+    }
+
+    #[kernel(unsafe(cuda = "graph/../tests/structs.cu"))]
+    pub(super) fn widen(large: &mut [Large]) {
+        large[0].y[0] += large[0].small.x;
+    }
+
+    /// Of the same name as the other one.
+    pub(super) mod other {
+        use crate::prelude::*;
+
+        #[derive(Clone, Copy, KernelStruct)]
+        #[repr(C)]
+        pub(crate) struct Small {
+            x: f64,
+        }
+
+        #[kernel(unsafe(cuda = "tests/structs.cu"))]
+        pub(crate) fn again(small: &mut [Small]) {
+            small[0].x += 1.0;
+        }
+    }
+}
+
+/// Each body is compiled with those of the file's other kernels, which use other structs.
+#[test]
+fn a_source_follows_the_structs_of_all_kernels_of_its_file() {
+    let composed = |kernel: crate::kernel::Kernel| image::compose(kernel.def(), "", "BODY");
+    let (narrow, widen) = (composed(same_file::narrow::kernel()), composed(same_file::widen::kernel()));
+    for source in [&narrow, &widen] {
+        for definition in ["struct Small {\n    float x;", "struct Large {\n    Small small;\n    float y[3];"] {
+            assert_eq!(source.matches(definition).count(), 1, "{definition} in {source}");
+        }
+        assert!(!source.contains("double"), "a name is defined once: {source}");
+    }
+    assert!(narrow.contains("void narrow(Small *") && !narrow.contains("void widen("), "its prototype alone: {narrow}");
+    let own = composed(same_file::other::again::kernel());
+    assert!(own.contains("struct Small {\n    double x;") && !own.contains("float x;"), "its own struct: {own}");
+    assert!(!image::compose(&TYPED, "", "BODY").contains("Small"), "another file");
+}
+
 #[test]
 fn without_a_body_there_is_a_clear_error() {
     for (def, word) in [(&SCALE_NONE, "no CUDA body"), (&SCALE_NO_CUBIN, "neither a cubin")] {

@@ -19,7 +19,7 @@ static MIX: KernelDef = KernelDef {
     file: "",
     declared: "",
     source: KernelSource::None,
-    prototype: || Prototype { types: String::new(), function: String::new() },
+    prototype: |_| String::new(),
     body: |args| {
         let [BodyArg::Slice(to, len), BodyArg::Slice(from, _), BodyArg::Scalar(scalar)] = args else { panic!() };
         // SAFETY: the launch below passes two slices of the same length that do not overlap, the first to be written.

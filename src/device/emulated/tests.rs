@@ -12,14 +12,16 @@ use std::{
 use super::*;
 use crate::{
     ErrorKind,
-    device::backend::{
-        Address, Arg, BodyArg, Endpoint, KernelDef, KernelSource, Launch, Pattern, Prototype, RawEvent, RawStream,
-        StreamSpec,
+    device::{
+        CudaTypes,
+        backend::{
+            Address, Arg, BodyArg, Endpoint, KernelDef, KernelSource, Launch, Pattern, RawEvent, RawStream, StreamSpec,
+        },
     },
 };
 
-fn prototype() -> Prototype {
-    Prototype { types: String::new(), function: String::new() }
+fn prototype(_: &mut CudaTypes) -> String {
+    String::new()
 }
 
 macro_rules! kernel {

@@ -51,13 +51,14 @@ use crate::{
 /// it.
 ///
 /// ```
-/// use wakeline::{Stream, prelude::*, ChunkHub};
+/// use wakeline::{Stream, prelude::*};
 ///
 /// # #[kernel]
 /// # fn double(numbers: &mut [f32]) { numbers.iter_mut().for_each(|n| *n *= 2.0); }
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
 /// let gpu = Device::emulated(Emulated::new());
-/// let hub = ChunkHub::<f32>::builder("numbers").elements(1024).queue(2).host_envelopes(2).envelopes(&gpu, 2).build()?;
+/// let hub = ChunkHub::<f32>::builder("numbers").elements(1024).queue(2);
+/// let hub = hub.host_envelopes(2).envelopes(&gpu, 2).build()?;
 /// let (mut produce, mut modify, mut consume) =
 ///     (hub.produce(&Device::host())?, hub.modify(&gpu)?, hub.consume(&Device::host())?);
 ///

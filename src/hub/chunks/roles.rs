@@ -1,5 +1,6 @@
-//! The role of a link: it produces, consumes, peeks at or modifies chunks. A value for the state machine, and a type
-//! for the links and their guards.
+//! The roles of a [`Link`](super::Link): it produces, consumes, peeks at or modifies chunks.
+
+// A value for the state machine, and a type for the links and their guards.
 
 use std::fmt::Debug;
 

@@ -19,9 +19,12 @@ use cudarc::driver::sys::{
 
 use super::{CudaBackend, CudaGraph, graph, node, raw_graph, raw_node};
 use crate::{
-    device::backend::{
-        Address, Arg, BodyArg, GraphCondition, KernelDef, KernelNumber, KernelSource, Launch, NodeWork, Prototype,
-        RawGraph, RawNode,
+    device::{
+        CudaTypes,
+        backend::{
+            Address, Arg, BodyArg, GraphCondition, KernelDef, KernelNumber, KernelSource, Launch, NodeWork, RawGraph,
+            RawNode,
+        },
     },
     error::{Error, ErrorKind, Result},
 };
@@ -58,9 +61,8 @@ static SETTER: KernelDef = KernelDef {
     number: KernelNumber::new(),
 };
 
-fn prototype() -> Prototype {
-    let function = "void wakeline_set_condition(unsigned long long handle, const unsigned int* flag)";
-    Prototype { types: String::new(), function: function.into() }
+fn prototype(_: &mut CudaTypes) -> String {
+    "void wakeline_set_condition(unsigned long long handle, const unsigned int* flag)".into()
 }
 
 /// Never called: the emulated device reads flags itself.

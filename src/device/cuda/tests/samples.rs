@@ -2,14 +2,17 @@
 //!
 //! By name and signature each is `x[i] *= a`; most of them have one error.
 
-use crate::device::backend::{BodyArg, KernelDef, KernelNumber, KernelSource, Prototype};
+use crate::device::{
+    CudaTypes, KernelType,
+    backend::{BodyArg, KernelDef, KernelNumber, KernelSource},
+};
 
 /// Never called, as these kernels do not run on the emulated device.
 fn no_body(_: &[BodyArg]) {
     unreachable!("the Rust body is for the emulated device")
 }
 
-const fn kernel(name: &'static str, source: KernelSource, prototype: fn() -> Prototype) -> KernelDef {
+const fn kernel(name: &'static str, source: KernelSource, prototype: fn(&mut CudaTypes) -> String) -> KernelDef {
     KernelDef {
         name,
         file: "scale.cu",
@@ -25,12 +28,23 @@ const fn scale(source: KernelSource) -> KernelDef {
     kernel("scale", source, scale_prototype)
 }
 
-fn scale_prototype() -> Prototype {
-    Prototype { types: String::new(), function: "void scale(float* x, unsigned long long x_len, float a)".into() }
+fn scale_prototype(_: &mut CudaTypes) -> String {
+    "void scale(float* x, unsigned long long x_len, float a)".into()
 }
 
-fn typed_prototype() -> Prototype {
-    Prototype { types: "struct Point;".into(), function: "void typed(const Point* p, unsigned long long p_len)".into() }
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct Point([f32; 2]);
+
+// SAFETY: the sample's source defines it so.
+unsafe impl KernelType for Point {
+    const CUDA: &'static str = "Point";
+    const DECLARE: &'static str = "struct Point;";
+}
+
+fn typed_prototype(types: &mut CudaTypes) -> String {
+    Point::declare(types);
+    "void typed(const Point* p, unsigned long long p_len)".into()
 }
 
 const SCALE: &str = "
@@ -68,10 +82,9 @@ pub(super) static TYPED: KernelDef = kernel(
 
 pub(super) static COUNTDOWN: KernelDef = kernel("countdown", KernelSource::Ptx(COUNTDOWN_PTX), countdown_prototype);
 
-fn countdown_prototype() -> Prototype {
-    let function = "void countdown(unsigned int* left, unsigned long long left_len, unsigned int* done, unsigned long long \
-                    done_len)";
-    Prototype { types: String::new(), function: function.into() }
+fn countdown_prototype(_: &mut CudaTypes) -> String {
+    "void countdown(unsigned int* left, unsigned long long left_len, unsigned int* done, unsigned long long done_len)"
+        .into()
 }
 
 /// `left[0] -= 1, done[0] += 1`, for one thread.

@@ -127,7 +127,7 @@ impl fmt::Display for Unfinished {
 
 impl std::error::Error for Unfinished {}
 
-/// A spawned task: a future of its output.
+/// A task of a [`Simulation`](super::Simulation): a future of its output.
 ///
 /// # Cancel safety
 /// Dropping it detaches the task.
