@@ -10,6 +10,8 @@ mod spin;
 mod step;
 #[path = "through/touch.rs"]
 mod touch;
+#[path = "paced/work.rs"]
+mod work;
 
 #[test]
 #[ignore = "needs NVRTC"]
@@ -20,6 +22,7 @@ fn every_kernel_compiles() {
         spin::spin::kernel(),
         step::step::kernel(),
         touch::touch::kernel(),
+        work::work::kernel(),
     ];
     assert_eq!(wakeline::kernel::Kernel::all().count(), kernels.len());
     wakeline::kernel::compile_all("sm_90").unwrap();

@@ -7,8 +7,8 @@
 
 use std::{
     ffi::{CString, c_void},
-    ptr,
-    sync::Arc,
+    ptr, slice,
+    sync::{Arc, atomic::AtomicU64},
 };
 
 use cudarc::{
@@ -65,13 +65,18 @@ impl Gpu {
             memory
         }
     }
-}
 
-impl Gpu {
-    /// Page-locked host memory of this size, never freed.
-    pub(crate) fn page_locked(&self, bytes: usize) -> *mut u8 {
-        // SAFETY: fresh memory of that size.
-        unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE).expect("page-locked memory").cast() }
+    /// Zeroed page-locked memory for so many elements, never freed. They are atomics because the device reads and
+    /// writes them, too.
+    pub(crate) fn host_memory(&self, elements: usize) -> &'static [AtomicU64] {
+        let bytes = elements * size_of::<AtomicU64>();
+        // SAFETY: fresh memory of that size, aligned to a page and never freed. Zeros are valid atomics.
+        unsafe {
+            let memory = result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE).expect("page-locked memory");
+            let memory = memory.cast::<AtomicU64>();
+            memory.write_bytes(0, elements);
+            slice::from_raw_parts(memory, elements)
+        }
     }
 }
 
@@ -109,19 +114,24 @@ impl Stream {
         unsafe { result::launch_kernel(kernel.0, (1, 1, 1), (threads, 1, 1), 0, self.0, pointers).expect("launches") };
     }
 
+    /// Enqueues a copy to the device.
+    ///
     /// # Safety
-    /// Both have at least `bytes` bytes, `from` in page-locked memory. They stay valid, and are used by nothing else, until
-    /// the copy is done.
-    pub(crate) unsafe fn copy_in(&self, to: u64, from: *const u8, bytes: usize) {
-        // SAFETY: the caller vouches for the memory.
-        unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.0).result().expect("copies") };
+    /// `to` is device memory of the same size, which stays valid until the copy is done.
+    pub(crate) unsafe fn copy_in(&self, to: u64, from: &'static [AtomicU64]) {
+        // SAFETY: a live stream; `from` is never freed; the caller vouches for `to`.
+        unsafe { result::memcpy_htod_async(to, from, self.0).expect("copies") };
     }
 
+    /// Enqueues a copy to page-locked memory.
+    ///
     /// # Safety
-    /// Like [`copy_in`](Self::copy_in), with `to` in page-locked memory.
-    pub(crate) unsafe fn copy_out(&self, to: *mut u8, from: u64, bytes: usize) {
-        // SAFETY: the caller vouches for the memory.
-        unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.0).result().expect("copies") };
+    /// `from` is device memory of the same size, which stays valid until the copy is done.
+    pub(crate) unsafe fn copy_out(&self, to: &'static [AtomicU64], from: u64) {
+        let (target, bytes) = (to.as_ptr().cast_mut().cast(), size_of_val(to));
+        // SAFETY: a live stream; `to` is never freed, and atomics may change behind a shared reference; the caller
+        // vouches for `from`.
+        unsafe { sys::cuMemcpyDtoHAsync_v2(target, from, bytes, self.0).result().expect("copies") };
     }
 
     pub(crate) fn record(&self, event: &Event) {
@@ -217,6 +227,16 @@ impl Event {
 
     pub(crate) fn timed() -> Self {
         Self(result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).expect("an event"))
+    }
+
+    /// A thread that synchronises with it sleeps.
+    pub(crate) fn blocking() -> Self {
+        let (blocking, plain) =
+            (sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
+        let mut event = ptr::null_mut();
+        // SAFETY: `event` outlives the call, which writes one handle; the flags may be combined.
+        unsafe { sys::cuEventCreate(&mut event, blocking as u32 | plain as u32).result().expect("an event") };
+        Self(event)
     }
 
     /// Waits for its last record.

@@ -2,7 +2,7 @@
 //! with a kernel between them, enqueued by hand.
 
 use std::{
-    sync::{Arc, Barrier},
+    sync::{Arc, Barrier, atomic::AtomicU64},
     thread,
     time::Instant,
 };
@@ -107,14 +107,11 @@ pub(crate) struct ByHand {
 
 /// The memory of a chunk on its way, and the ends of its three operations.
 struct Slot {
-    from: *mut u8,
+    from: &'static [AtomicU64],
     device: u64,
-    to: *mut u8,
+    to: &'static [AtomicU64],
     ends: [Event; 3],
 }
-
-// SAFETY: page-locked memory that only `pass` uses, by one thread at a time.
-unsafe impl Send for Slot {}
 
 impl ByHand {
     pub(crate) fn new(chunk: usize, count: usize) -> Self {
@@ -122,9 +119,9 @@ impl ByHand {
         gpu.enter();
         let kernel = gpu.kernel("touch", "unsigned char *data, unsigned long long len", include_str!("touch.cu"));
         let slot = |_| Slot {
-            from: gpu.page_locked(chunk),
+            from: gpu.host_memory(chunk / 8),
             device: gpu.memory(chunk),
-            to: gpu.page_locked(chunk),
+            to: gpu.host_memory(chunk / 8),
             ends: [(); 3].map(|()| Event::new()),
         };
         let slots = (0..count).map(slot).collect();
@@ -141,16 +138,16 @@ impl ByHand {
             if at >= self.slots.len() {
                 left.synchronize();
             }
-            // SAFETY: each memory has `chunk` bytes and is never freed. Events order the operations on one chunk, and the
+            // SAFETY: each memory has `chunk` bytes, and the device's is never freed. Events order the operations on one chunk, and the
             // thread has waited for the chunk before it.
             unsafe {
-                input.copy_in(*device, *from, self.chunk);
+                input.copy_in(*device, from);
                 input.record(arrived);
                 compute.wait(arrived);
                 compute.launch(self.kernel, threads(self.chunk), &[*device, self.chunk as u64]);
                 compute.record(computed);
                 output.wait(computed);
-                output.copy_out(*to, *device, self.chunk);
+                output.copy_out(to, *device);
                 output.record(left);
             }
         }
