@@ -23,8 +23,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::CudaBackend;
 use crate::{
-    device::backend::{
-        Backend, BodyArg, KernelDef, KernelNumber, KernelSource, Launch, Prototype, RawEvent, RawStream, StreamSpec,
+    device::{
+        CudaTypes,
+        backend::{Backend, BodyArg, KernelDef, KernelNumber, KernelSource, Launch, RawEvent, RawStream, StreamSpec},
     },
     error::Result,
 };
@@ -39,8 +40,8 @@ static EMPTY: KernelDef = KernelDef {
     number: KernelNumber::new(),
 };
 
-fn prototype() -> Prototype {
-    Prototype { types: String::new(), function: "void wakeline_warm_up()".into() }
+fn prototype(_: &mut CudaTypes) -> String {
+    "void wakeline_warm_up()".into()
 }
 
 /// Never called: the emulated device has no warm-up.
