@@ -515,6 +515,12 @@ struct ServicePorts<Req: Message, Res: Message> {
 impl<Req: Message, Res: Message> Operator for ServiceOperator<Req, Res> {
     type Ports = ServicePorts<Req, Res>;
 
+    async fn start(&mut self, cx: &mut Cx) -> Result<()> {
+        // Before any operator runs: the search for stalled operators relies on it.
+        cx.operator_task().status_cell().set_passes_responses_on(false);
+        Ok(())
+    }
+
     async fn run(&mut self, ports: &mut ServicePorts<Req, Res>, cx: &mut Cx) -> Result<()> {
         let gate = IngressGate::new(&ports.requests, cx);
         // Used only by this task: the code of a response runs with no lock held.
@@ -525,7 +531,8 @@ impl<Req: Message, Res: Message> Operator for ServiceOperator<Req, Res> {
         let (pending, context) = (self.pending.clone(), cx.context().clone());
         let errors = CallerErrors::new(cx.flow().name(), &pending.name);
         let transfer = ResponseTransfer::new(context.operator_task().activity().clone(), errors);
-        let mut open = true;
+        let (mut open, task) = (true, context.operator_task().clone());
+        let status = task.status_cell();
         cx.attend(|task, ending| {
             if open && (ending || no_handles.as_mut().poll(task).is_ready() || !gate.on_wake()) {
                 open = false;
@@ -545,6 +552,7 @@ impl<Req: Message, Res: Message> Operator for ServiceOperator<Req, Res> {
                     _ => return Ok(Readiness::WAIT),
                 }
                 budget.made_progress();
+                status.set_passes_responses_on(true);
                 if let Some(Some(response)) = responses.apart(Input::try_take).transpose()? {
                     let mut response = DiscardOnDrop::new(response);
                     let reply = context.take_replies().pop().unwrap_or_default();
@@ -561,6 +569,7 @@ impl<Req: Message, Res: Message> Operator for ServiceOperator<Req, Res> {
                     drop(reply);
                     context.release_unneeded();
                 }
+                status.set_passes_responses_on(false);
             }
         })
         .await
