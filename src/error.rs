@@ -28,7 +28,7 @@
 //! | [`Operator`](ErrorKind::Operator) | an operator's own error: see its cause |
 //! | [`Panicked`](ErrorKind::Panicked) | an operator panicked |
 //! | [`Closed`](ErrorKind::Closed) | the other end of a port or hub is closed |
-//! | [`Unanswered`](ErrorKind::Unanswered) | an operator dropped a request, which the message names: answer it, or refuse it with `Reply::fail` |
+//! | [`Unanswered`](ErrorKind::Unanswered) | an operator dropped a request, or answered several with one response; the log has the details: answer each, or refuse it with `Reply::fail` |
 //! | [`Cancelled`](ErrorKind::Cancelled) | the flow was aborted |
 //! | [`Driver`](ErrorKind::Driver) | a driver call failed for another reason; the message has its name and code |
 //! | [`Internal`](ErrorKind::Internal) | a bug in wakeline: please report it with the message |

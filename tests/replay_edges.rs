@@ -547,6 +547,37 @@ on_both!(a_service_answers_through_a_section, async |device: Device| {
     assert!(replayed > 0 && streamed > captured && captured == 3, "{replayed}, {streamed}, {captured}");
 });
 
+/// Takes its message and fails.
+struct Fails;
+
+impl Operator for Fails {
+    type Ports = MapPorts<Envelope<u32>, Envelope<u32>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        ports.input.take()?;
+        Err(Error::other("planned"))
+    }
+}
+
+#[tokio::test]
+async fn the_caller_of_a_request_that_fails_a_section_gets_the_failure() {
+    let device = emulated();
+    let mut flow = Flow::new("service");
+    let forth = flow.add("forth", pass_on::<Envelope<u32>>()).on(&device);
+    let one = flow.add("one", Increment).on(&device);
+    let fails = flow.add("fails", Fails).on(&device);
+    flow.connect(forth.output, one.input);
+    flow.connect(one.output, fails.input);
+    flow.replay("net", (&one, &fails));
+    let hub = HubOptions::bounded(2).envelope_bytes(64);
+    let service = flow.service_with("ask", forth.input, fails.output, hub);
+    let running = flow.spawn().unwrap();
+    let mut request = within(service.blank()).await.unwrap();
+    request.fill_from(&[1]).await.unwrap();
+    assert_eq!(within(service.ask(request)).await.unwrap_err().kind(), ErrorKind::Operator);
+    within(running).await.unwrap_err();
+}
+
 on_both!(a_flow_that_is_aborted_or_dropped_during_a_blocked_replay_releases_all_memory, async |device: Device| {
     for aborted in [false, true] {
         let other = Stream::new(&device).unwrap();

@@ -3,7 +3,10 @@
 use std::{
     future::{poll_fn, ready},
     pin::pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use common::*;
@@ -263,7 +266,7 @@ async fn e1_a_batch_needs_replies_to_match_its_responses() {
                 assert_eq!(answer.unwrap(), 2 * n as u32);
             } else {
                 let error = answer.unwrap_err();
-                assert_eq!(error.kind(), ErrorKind::Usage);
+                assert_eq!(error.kind(), ErrorKind::Unanswered, "the mistake is not the caller's");
                 assert!(error.to_string().contains("the response cannot be distinguished from those"), "{error}");
             }
         }
@@ -620,6 +623,261 @@ async fn e1_callers_get_the_failure_and_not_unanswered() {
         }
         let error = within(running).await.unwrap_err();
         assert!(error.to_string().contains("failed with replies"), "{error}");
+    }
+}
+
+/// A request whose only reply is data in a message.
+type Carried = Host<Reply>;
+
+/// Sends each reply on as data, so that its run does not keep it.
+struct Carries;
+
+impl Operator for Carries {
+    type Ports = MapPorts<u32, Carried>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        ports.input.take()?;
+        for reply in cx.take_replies() {
+            ports.output.send_for(Reply::default(), Host(reply)).await?;
+        }
+        Ok(())
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Then {
+    Fails,
+    FailsLater,
+    Panics,
+    Succeeds,
+    NeverEnds,
+}
+
+/// The number of endless runs that have dropped their messages.
+static ENDLESS_RUNS: AtomicUsize = AtomicUsize::new(0);
+
+impl Then {
+    /// Drops a message, and then ends in this way.
+    async fn after_dropping(self, message: Carried) -> Result<()> {
+        drop(message);
+        match self {
+            Self::Fails => Err(Error::other("planned")),
+            Self::FailsLater => {
+                tokio::task::yield_now().await;
+                Err(Error::other("planned"))
+            }
+            Self::Panics => panic!("planned"),
+            Self::Succeeds => Ok(()),
+            Self::NeverEnds => {
+                ENDLESS_RUNS.fetch_add(1, Ordering::Relaxed);
+                std::future::pending().await
+            }
+        }
+    }
+}
+
+/// Drops its message in each run.
+#[derive(Clone)]
+struct Drops(Then);
+
+impl Operator for Drops {
+    type Ports = MapPorts<Carried, u32>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        self.0.after_dropping(ports.input.take()?).await
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Runs {
+    Compute,
+    OwnLoop,
+    OwnThread,
+    Concurrent,
+}
+
+const ALL_RUNS: [Runs; 4] = [Runs::Compute, Runs::OwnLoop, Runs::OwnThread, Runs::Concurrent];
+
+/// A service whose requests are dropped by `drops`.
+fn dropping(runs: Runs, then: Then) -> (wakeline::Running, Service<u32, u32>) {
+    let mut flow = Flow::new("e1");
+    let carries = flow.add("carries", Carries);
+    let drops = match runs {
+        Runs::Compute => *flow.add("drops", Drops(then)),
+        Runs::OwnThread => *flow.add("drops", Drops(then)).on_own_thread(),
+        Runs::Concurrent => *flow.add("drops", wakeline::operator::concurrent(2, Drops(then))),
+        Runs::OwnLoop => *flow.add(
+            "drops",
+            task::<MapPorts<Carried, u32>, _>(move |ports, _cx| {
+                async move {
+                    while let Some(message) = ports.input.recv().await? {
+                        then.after_dropping(message).await?;
+                    }
+                    Ok(())
+                }
+                .boxed()
+            }),
+        ),
+    };
+    flow.connect(carries.output, drops.input);
+    let service = flow.service("service", carries.input, drops.output).limit(1);
+    (flow.spawn().unwrap(), service)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn e1_a_request_that_a_failing_run_drops_gets_the_failure() {
+    for runs in ALL_RUNS {
+        for then in [Then::Fails, Then::FailsLater, Then::Panics] {
+            let kind = if then == Then::Panics { ErrorKind::Panicked } else { ErrorKind::Operator };
+            let (running, service) = dropping(runs, then);
+            let error = within(service.ask(1)).await.unwrap_err();
+            assert_eq!(error.kind(), kind, "{runs:?}, {then:?}: {error}");
+            assert_eq!(within(running).await.unwrap_err().kind(), kind);
+        }
+    }
+}
+
+/// The next request waits for the first one's slot within the limit, and the flow continues.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn e1_a_request_that_a_run_drops_is_unanswered_once_the_run_has_ended() {
+    for runs in ALL_RUNS {
+        let (running, service) = dropping(runs, Then::Succeeds);
+        for n in 0..3 {
+            let error = within(service.ask(n)).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unanswered, "{runs:?}: {error}");
+        }
+        drop(service);
+        within(running).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn e1_a_request_that_an_endless_run_drops_is_answered_at_the_end_of_the_flow() {
+    for runs in ALL_RUNS {
+        for drops_flow in [false, true] {
+            let before = ENDLESS_RUNS.load(Ordering::Relaxed);
+            let (running, service) = dropping(runs, Then::NeverEnds);
+            let mut call = Box::pin(service.ask(1));
+            until("the run has dropped the request", || {
+                assert!(call.as_mut().now_or_never().is_none());
+                ENDLESS_RUNS.load(Ordering::Relaxed) > before
+            })
+            .await;
+            if drops_flow {
+                drop(running);
+            } else {
+                running.abort();
+            }
+            let error = within(call).await.unwrap_err();
+            assert!(error.is_cancelled(), "{runs:?}: {error}");
+        }
+    }
+}
+
+/// Hands its replies to another operator in a way that the flow does not know.
+struct HandsOver(mpsc::UnboundedSender<Reply>);
+
+impl Operator for HandsOver {
+    type Ports = MapPorts<u32, u32>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        ports.input.take()?;
+        cx.take_replies().into_iter().for_each(|reply| self.0.send(reply).unwrap());
+        Ok(())
+    }
+}
+
+async fn drop_all(received: &mut mpsc::UnboundedReceiver<Reply>) -> Result<()> {
+    while let Some(reply) = received.recv().await {
+        drop(reply);
+    }
+    Ok(())
+}
+
+struct DropsInARun(mpsc::UnboundedReceiver<Reply>);
+
+impl Operator for DropsInARun {
+    type Ports = ();
+
+    async fn compute(&mut self, _ports: &mut (), cx: &mut Cx) -> Result<()> {
+        cx.finish();
+        drop_all(&mut self.0).await
+    }
+}
+
+struct DropsBetweenRuns(mpsc::UnboundedReceiver<Reply>);
+
+impl Operator for DropsBetweenRuns {
+    type Ports = ();
+
+    async fn run(&mut self, _ports: &mut (), _cx: &mut Cx) -> Result<()> {
+        drop_all(&mut self.0).await
+    }
+
+    async fn compute(&mut self, _ports: &mut (), _cx: &mut Cx) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The operator that drops it has no messages and no runs, or is in a run of another flow.
+#[tokio::test]
+async fn e1_a_request_that_is_dropped_outside_a_run_is_unanswered_at_once() {
+    for of_other_flow in [false, true] {
+        let (sender, received) = mpsc::unbounded_channel();
+        let (mut flow, service) = serving(HandsOver(sender), 1);
+        let mut other = Flow::new("other");
+        if of_other_flow {
+            other.add("drops", DropsInARun(received));
+        } else {
+            flow.add("drops", DropsBetweenRuns(received));
+        }
+        let (running, other) = (flow.spawn().unwrap(), of_other_flow.then(|| other.spawn().unwrap()));
+        for n in 0..3 {
+            let error = within(service.ask(n)).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unanswered, "{error}");
+        }
+        running.abort();
+        within(running).await.unwrap_err();
+        // Its channel ends with the flow.
+        if let Some(other) = other {
+            within(other).await.unwrap();
+        }
+    }
+}
+
+/// One run fails. Of the others, one has not taken its message, and one is in progress.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn e1_callers_of_all_concurrent_runs_get_the_failure() {
+    #[derive(Clone)]
+    struct FailsLast(Arc<Notify>);
+
+    impl Operator for FailsLast {
+        type Ports = MapPorts<u32, u32>;
+
+        async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+            match ports.input.len() {
+                0 => return Ok(()),
+                _ if cx.name().ends_with("#1") => {}
+                _ => {
+                    let number = ports.input.take()?;
+                    self.0.notify_one();
+                    std::future::pending::<()>().await;
+                    return Ok(ports.output.send(number).await?);
+                }
+            }
+            self.0.notified().await;
+            Err(Error::other("its message was not taken"))
+        }
+    }
+
+    for _ in 0..quick_or_long(50, 1000) {
+        let fails = FailsLast(Arc::default());
+        let (flow, service) = serving(wakeline::operator::concurrent(2, fails), 2);
+        let running = flow.spawn().unwrap();
+        for answer in within(join_all((0..2).map(|n| service.ask(n)))).await {
+            assert_eq!(answer.unwrap_err().kind(), ErrorKind::Operator);
+        }
+        within(running).await.unwrap_err();
     }
 }
 

@@ -153,7 +153,7 @@ async fn e1_callers_get_the_kind_and_the_log_has_the_details() {
             How::Panics => (ErrorKind::Panicked, true, 1),
             // A warning for each request.
             How::Drops => (ErrorKind::Unanswered, false, 2),
-            How::Mixes => (ErrorKind::Usage, false, 1),
+            How::Mixes => (ErrorKind::Unanswered, false, 1),
         };
         for answer in within(join_all([service.ask(1), service.ask(2)])).await {
             let error = answer.unwrap_err();

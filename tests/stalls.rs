@@ -16,7 +16,7 @@ use wakeline::{
     Service,
     condition::every,
     flow::OnStall,
-    operator::{InputHandle, MapPorts, OutputHandle, SinkPorts},
+    operator::{InputHandle, MapPorts, OutputHandle, Reply, SinkPorts},
     prelude::*,
 };
 
@@ -708,4 +708,129 @@ async fn q8_an_optional_input_hides_no_deadlock() {
     flow.connect_with(ticks.output, own.ticks, HubOptions::drop_oldest(1));
     let error = within(flow.run()).await.unwrap_err();
     assert!(error.is_stalled() && error.to_string().contains("`own` waits for 2 messages"), "{error}");
+}
+
+#[derive(Ports)]
+struct FillPorts {
+    #[input(capacity = 8)]
+    number: Input<u32>,
+    #[output(envelope_bytes = 4, envelopes = 2, capacity = 4)]
+    filled: Output<Envelope<u32>>,
+}
+
+/// Puts each number into one of the two envelopes of its hub.
+struct FillOne;
+
+impl Operator for FillOne {
+    type Ports = FillPorts;
+
+    async fn compute(&mut self, ports: &mut FillPorts, _cx: &mut Cx) -> Result<()> {
+        let number = ports.number.take()?;
+        let mut blank = ports.filled.blank().await?;
+        blank.fill_from(&[number]).await?;
+        ports.filled.send(blank).await?;
+        Ok(())
+    }
+}
+
+#[derive(Ports)]
+struct WindowPorts {
+    #[input(at_least = 1)]
+    any: Inputs<Envelope<u32>>,
+    #[output]
+    answers: Output<Envelope<u32>>,
+}
+
+/// Keeps envelopes, with their replies, until there are `size`, and then answers with each.
+struct Window {
+    size: usize,
+    kept: Vec<(Reply, Envelope<u32>)>,
+}
+
+impl Operator for Window {
+    type Ports = WindowPorts;
+
+    async fn compute(&mut self, ports: &mut WindowPorts, cx: &mut Cx) -> Result<()> {
+        let Some((_, envelope)) = ports.any.try_take_any()? else { return Ok(()) };
+        self.kept.extend(cx.take_replies().into_iter().zip([envelope]));
+        if self.kept.len() == self.size {
+            for (reply, envelope) in self.kept.drain(..).filter(|(reply, _)| !reply.is_empty()) {
+                ports.answers.send_for(reply, envelope).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A service behind which two envelopes are in use until the window is full, and the input of the window.
+fn window_behind_a_service(flow: &mut Flow, size: usize) -> (Service<u32, Envelope<u32>>, InputHandle<Envelope<u32>>) {
+    let fill = flow.add("fill", FillOne);
+    let window = flow.add("window", Window { size, kept: Vec::new() });
+    flow.connect(fill.filled, window.any);
+    (flow.service("numbers", fill.number, window.answers), window.any)
+}
+
+async fn ask_all(service: &Service<u32, Envelope<u32>>, count: u32) -> Vec<Result<Envelope<u32>>> {
+    join_all((0..count).map(|number| service.ask(number))).await
+}
+
+/// The service passes responses on and keeps no envelope of the flow: no request can release one.
+#[tokio::test(start_paused = true)]
+async fn q8_kept_envelopes_behind_a_service_are_a_stall() {
+    let mut flow = Flow::new("q8");
+    let (service, _) = window_behind_a_service(&mut flow, 3);
+    let running = flow.spawn().unwrap();
+    for answer in within(ask_all(&service, 4)).await {
+        assert_eq!(answer.unwrap_err().kind(), ErrorKind::Stalled);
+    }
+    let text = within(running).await.unwrap_err().to_string();
+    for wait in ["`fill` waits for a blank envelope", "`window` waits for a message"] {
+        assert!(text.contains(wait), "{text}");
+    }
+    assert!(!text.contains("numbers"), "the service is not part of the deadlock: {text}");
+}
+
+/// Callers keep their responses, and wait for others: no operator waits for an envelope that no request can release.
+#[tokio::test(start_paused = true)]
+async fn q8_a_service_that_a_further_request_lets_continue_has_not_stalled() {
+    let mut flow = Flow::new("q8");
+    let (service, _) = window_behind_a_service(&mut flow, 2);
+    let running = flow.spawn().unwrap();
+    let kept = within(ask_all(&service, 4)).await;
+    let waits = tokio::spawn({
+        let service = service.clone();
+        async move { service.ask(4).await }
+    });
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(running.handle().failure().is_none() && !waits.is_finished());
+    within(service.ask(5)).await.unwrap();
+    within(waits).await.unwrap().unwrap();
+    drop((service, kept));
+    within(running).await.unwrap();
+}
+
+/// The operator that keeps the envelopes also waits for messages from outside, and returns them after one.
+#[tokio::test(start_paused = true)]
+async fn q8_kept_envelopes_behind_a_service_that_an_ingress_can_release_are_no_stall() {
+    let mut flow = Flow::new("q8");
+    let (service, window) = window_behind_a_service(&mut flow, 3);
+    let ingress = flow.ingress_with("more", window, HubOptions::bounded(1).envelope_bytes(4));
+    let running = flow.spawn().unwrap();
+    let calls = tokio::spawn({
+        let service = service.clone();
+        async move { ask_all(&service, 3).await }
+    });
+    // The first message completes a window with two requests, and the others one with the third request.
+    for _ in 0..3 {
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert!(running.handle().failure().is_none() && !calls.is_finished());
+        let mut more = within(ingress.blank()).await.unwrap();
+        more.fill_from(&[7]).await.unwrap();
+        within(ingress.send(more)).await.unwrap();
+    }
+    for answer in within(calls).await.unwrap() {
+        answer.unwrap();
+    }
+    drop((service, ingress));
+    within(running).await.unwrap();
 }

@@ -12,8 +12,8 @@
 /// - An operator that waits for a condition of the user's own, a predicate or `may_run` counts as active.
 /// - An operator that waits for a message in the middle of a run counts as waiting at all of its inputs.
 /// - A wait for an envelope counts as a wait for all operators in a run, and for all operators that messages of the hub
-///   might have reached. The flow does not know of an envelope that an operator sent through a channel of the
-///   program's own.
+///   might have reached, except for the callers of a [`Service`](crate::Service), whose responses are their own memory.
+///   The flow does not know of an envelope that an operator sent through a channel of the program's own.
 /// - An operator that calls a [`Service`](crate::Service) of its own flow, or sends into its own
 ///   [`Ingress`](crate::Ingress), counts as waiting for the reader while there is no room, and, once a request is sent,
 ///   for all operators that might hold it. It counts as active while another handle has room reserved, and while it

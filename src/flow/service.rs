@@ -10,7 +10,8 @@
 //!
 //! A caller receives exactly one of: a response; the error with which an operator
 //! [answered](crate::operator::Reply::fail); the failure of the flow; or an error if the last message that could have
-//! led to a response was dropped, or if the flow ended while an operator kept the request.
+//! led to a response was dropped, or if the flow ended while an operator kept the request. If an operator drops that
+//! message in a run, the run decides between the last two: see [`put_off`](crate::operator::put_off).
 //!
 //! Callers may be untrusted: of a failure inside the flow they receive only the kind and a general message. The
 //! operator and the cause are in the log, and a failure of the whole flow is also in its own error.
@@ -86,7 +87,7 @@ impl Flow {
         requests: HubOptions,
     ) -> Service<Req, Res> {
         let (stage, handle) = watch::channel(Stage::Before);
-        let pending = Arc::new(PendingRequests { name: name.into(), open: Mutex::default() });
+        let pending = Arc::new(PendingRequests { name: name.into().into(), open: Mutex::default() });
         let added = self.add(&*pending.name, ServiceOperator { stage, pending: pending.clone() });
         self.connect_with(added.requests, to, requests);
         self.connect(from, added.responses);
@@ -160,8 +161,8 @@ impl Flow {
 /// memory in its place. A caller that keeps or forgets its responses therefore takes nothing but that memory from the
 /// other callers. If none can be allocated, the request fails with [`OutOfMemory`](ErrorKind::OutOfMemory), and the
 /// envelope stays with its hub. The number of responses that a caller keeps is not limited: limit it where they are
-/// kept. An envelope within an [`Arc`] or a [`Host`](crate::Host) stays with its hub, and the flow waits for it without
-/// knowing: do not send such envelopes to untrusted callers.
+/// kept. An envelope within an [`Arc`] or a [`Host`](crate::Host) stays with its hub. The flow does not know of it, and
+/// may [stall](ErrorKind::Stalled) while a caller keeps it: do not send such envelopes to callers.
 ///
 /// # Operators that call their own flow
 /// An operator may call a service of its own flow. The flow stalls if room for the request, or the response, depends on
@@ -200,9 +201,10 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
     /// [refused](Self#device-work-on-a-request).
     ///
     /// The error that an operator answered with; the kind of the error that the flow failed with;
-    /// [`Unanswered`](ErrorKind::Unanswered) if an operator dropped the request; [`Closed`](ErrorKind::Closed) if the
-    /// flow was stopped before it had room; [`Stalled`](ErrorKind::Stalled) in the `start` of an operator of the same
-    /// flow, which runs only once all operators have started.
+    /// [`Unanswered`](ErrorKind::Unanswered) if an operator dropped the request in a run that did not fail, or sent one
+    /// response for several requests; [`Closed`](ErrorKind::Closed) if the flow was stopped before it had room;
+    /// [`Stalled`](ErrorKind::Stalled) in the `start` of an operator of the same flow, which runs only once all
+    /// operators have started.
     ///
     /// # Cancel safety
     /// Dropping the future drops a request that was not sent, and abandons one that was. A future that is kept but not
@@ -299,7 +301,8 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
         let Admission { permit, slot } = admission;
         let (answer, response) = oneshot::channel();
         let state = Arc::new(RequestState::new(slot));
-        let mut pending = PendingResponse { response, state: state.clone(), pending: self.pending.clone(), flow: None };
+        let mut pending =
+            PendingResponse { response, state: state.clone(), service: self.pending.name.clone(), flow: None };
         let sent = permit.send(request, SentBy::Caller, |flow| {
             pending.flow = Some(flow.clone());
             let caller = PendingRequest::new(&self.pending, answer, state, flow.clone());
@@ -499,7 +502,7 @@ impl<Res: 'static> fmt::Debug for ResponseFuture<Res> {
 }
 
 /// The operator of the service: admits requests while there are handles, and delivers responses.
-struct ServiceOperator<Req: Message, Res: 'static> {
+struct ServiceOperator<Req: Message, Res: Message> {
     stage: watch::Sender<Stage<Req>>,
     pending: Arc<PendingRequests<Res>>,
 }
@@ -515,6 +518,12 @@ struct ServicePorts<Req: Message, Res: Message> {
 impl<Req: Message, Res: Message> Operator for ServiceOperator<Req, Res> {
     type Ports = ServicePorts<Req, Res>;
 
+    async fn start(&mut self, cx: &mut Cx) -> Result<()> {
+        // Before any operator runs: the search for stalled operators relies on it.
+        cx.operator_task().status_cell().set_passes_responses_on(false);
+        Ok(())
+    }
+
     async fn run(&mut self, ports: &mut ServicePorts<Req, Res>, cx: &mut Cx) -> Result<()> {
         let gate = IngressGate::new(&ports.requests, cx);
         // Used only by this task: the code of a response runs with no lock held.
@@ -525,7 +534,8 @@ impl<Req: Message, Res: Message> Operator for ServiceOperator<Req, Res> {
         let (pending, context) = (self.pending.clone(), cx.context().clone());
         let errors = CallerErrors::new(cx.flow().name(), &pending.name);
         let transfer = ResponseTransfer::new(context.operator_task().activity().clone(), errors);
-        let mut open = true;
+        let (mut open, task) = (true, context.operator_task().clone());
+        let status = task.status_cell();
         cx.attend(|task, ending| {
             if open && (ending || no_handles.as_mut().poll(task).is_ready() || !gate.on_wake()) {
                 open = false;
@@ -545,6 +555,7 @@ impl<Req: Message, Res: Message> Operator for ServiceOperator<Req, Res> {
                     _ => return Ok(Readiness::WAIT),
                 }
                 budget.made_progress();
+                status.set_passes_responses_on(true);
                 if let Some(Some(response)) = responses.apart(Input::try_take).transpose()? {
                     let mut response = DiscardOnDrop::new(response);
                     let reply = context.take_replies().pop().unwrap_or_default();
@@ -558,8 +569,10 @@ impl<Req: Message, Res: Message> Operator for ServiceOperator<Req, Res> {
                             pending.fail(&reply, &error);
                         }
                     }
+                    drop(reply);
                     context.release_unneeded();
                 }
+                status.set_passes_responses_on(false);
             }
         })
         .await
@@ -578,7 +591,7 @@ impl<Req: Message, Res: Message> Operator for ServiceOperator<Req, Res> {
 }
 
 /// For a flow whose runtime has ended.
-impl<Req: Message, Res: 'static> Drop for ServiceOperator<Req, Res> {
+impl<Req: Message, Res: Message> Drop for ServiceOperator<Req, Res> {
     fn drop(&mut self) {
         self.pending.close();
     }

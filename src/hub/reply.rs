@@ -34,7 +34,8 @@ use crate::{
 /// For a message without callers it is [empty](Self::is_empty); sending for it then equals a plain send. A clone
 /// refers to the same callers: the first message that reaches them is their answer. When the last clone is dropped
 /// and no message for the callers is in flight, they get an error of kind
-/// [`Unanswered`](crate::ErrorKind::Unanswered).
+/// [`Unanswered`](crate::ErrorKind::Unanswered). If an operator drops it in a run, they get the error when the run has
+/// ended, or the flow's failure if the run fails.
 ///
 /// [span]: https://docs.rs/tracing/0.1/tracing/struct.Span.html
 #[derive(Clone, Default)]

@@ -330,6 +330,8 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
                 }
             };
             runs.record(ended, ports)?;
+            // The requests of messages that the run has not taken fail now.
+            context.release_unneeded();
             while let Some(Done { worker, ports: mut own_ports, finished, busy, .. }) = runs.next() {
                 cx.run_loop.busy.add(busy);
                 ending |= finished;
@@ -356,6 +358,7 @@ impl<O: Operator + Clone> Concurrent<O> {
         // A run has its messages when it begins: it must not wait for more.
         operator_task.finish();
         let task = async move {
+            let mut unsent = None;
             while let Some(Job { number, ports }) = next.recv().await {
                 let mut ports = DiscardOnDrop::new(ports);
                 let (operator_task, device, before) =
@@ -363,22 +366,22 @@ impl<O: Operator + Clone> Concurrent<O> {
                 let context = own.context().clone();
                 let outcome = {
                     let (Some(operator), Some(ports)) = (operator.get_mut(), ports.get_mut()) else { break };
-                    let run = caught(poll_in_context(&operator_task, &device, one(operator, ports, &mut own)));
-                    let mut run = pin!(run);
-                    poll_fn(|task| context.within(|| run.as_mut().poll(task))).await
+                    let run = poll_in_context(&operator_task, &device, one(operator, ports, &mut own));
+                    context.run(caught(run)).await
                 };
                 if outcome.is_ok() {
                     context.release_unneeded();
                 }
                 let (finished, busy) = (own.run_loop.has_finished(), own.run_loop.busy.total() - before);
                 let Some(ports) = ports.take() else { break };
-                if results.send(Done { worker, number, ports, outcome, finished, busy }).is_err() {
+                if let Err(done) = results.send(Done { worker, number, ports, outcome, finished, busy }) {
+                    unsent = Some(done);
                     break;
                 }
             }
-            drop((operator, own));
-            // Last, after everything else is dropped.
-            drop(here);
+            // Not dropped here: if the operator has failed, its failure might not be recorded yet, and the callers of
+            // requests that are dropped must receive it.
+            let _ = here.send(Box::new((operator, own, unsent)));
         };
         cx.spawn(&name, Box::pin(task));
         (jobs, operator_task)

@@ -149,9 +149,9 @@ impl Hubs {
 
     /// The operators with links to a hub of chunks, and those that might receive what they send. An external link, or
     /// one of another flow, counts as outside.
-    pub(crate) fn reached_through(&self, hub: usize) -> &[usize] {
+    pub(crate) fn reached_through(&self, hub: usize, leaves: impl Fn(usize) -> bool) -> &[usize] {
         let ChunkHubOperators { linked, reached } = &self.of_chunks[hub];
-        reached.get_or_init(|| self.reached_from(linked.clone()))
+        reached.get_or_init(|| self.reached_from(linked.clone(), leaves))
     }
 
     /// The hubs that an operator writes to or reads from.
@@ -168,13 +168,17 @@ impl Hubs {
         messages.sum::<u64>() + chunks.sum::<u64>()
     }
 
-    /// These operators, and those that might receive what they send.
-    pub(crate) fn reached_from(&self, mut next: Vec<usize>) -> Vec<usize> {
+    /// These operators, and those that might receive what they send. `leaves`: what the operator receives leaves the
+    /// flow.
+    pub(crate) fn reached_from(&self, mut next: Vec<usize>, leaves: impl Fn(usize) -> bool) -> Vec<usize> {
         let (mut reached, mut passed) = (vec![false; self.of.len()], vec![false; self.of_chunks.len()]);
         next.retain(|&operator| !std::mem::replace(&mut reached[operator], true));
-        let mut all = Vec::new();
+        let (first, mut all) = (next.clone(), Vec::new());
         while let Some(operator) = next.pop() {
             all.push(operator);
+            if leaves(operator) && !first.contains(&operator) {
+                continue;
+            }
             let readers = self.of(operator).filter(|hub| hub.from == operator).map(|hub| hub.to);
             let hubs = self.links_of[operator].iter().filter(|(_, hub)| !std::mem::replace(&mut passed[*hub], true));
             let linked = hubs.flat_map(|&(_, hub)| &self.of_chunks[hub].linked).copied();

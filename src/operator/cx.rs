@@ -1,6 +1,7 @@
 //! [`Cx`]: an operator's context besides its ports.
 
 use std::{
+    any::Any,
     borrow::Cow,
     fmt, mem,
     sync::Arc,
@@ -29,6 +30,7 @@ use crate::{
     hub::{Metadata, Reply},
     memory::{Account, Allocator, Buffer, HostAccess, Plain, Reservation},
     stream::{DeviceTime, Stream, Ticket, capture::Capture},
+    sync::discard,
 };
 
 /// An operator's context: its name, its device and stream, and the wait for its next run.
@@ -83,10 +85,13 @@ struct RunMemory {
 }
 
 /// The tasks of an operator besides its own one.
+/// What a task besides the operator's own leaves behind.
+pub(super) type Returned = Box<dyn Any + Send>;
+
 #[derive(Default)]
 struct Workers {
-    /// A channel to detect the end of these tasks: each of them holds a sender.
-    alive: Option<(mpsc::Sender<()>, mpsc::Receiver<()>)>,
+    /// A channel through which each of these tasks returns what it owns when it ends.
+    returned: Option<(mpsc::UnboundedSender<Returned>, mpsc::UnboundedReceiver<Returned>)>,
     streams: Vec<Arc<OperatorStreams>>,
 }
 
@@ -482,16 +487,19 @@ impl Cx {
         worker
     }
 
-    /// A sender for another task of the operator, which drops it at its end.
-    pub(super) fn helper(&mut self) -> mpsc::Sender<()> {
-        self.workers.alive.get_or_insert_with(|| mpsc::channel(1)).0.clone()
+    /// A sender for another task of the operator, which returns what it owns and drops the sender at its end.
+    pub(super) fn helper(&mut self) -> mpsc::UnboundedSender<Returned> {
+        self.workers.returned.get_or_insert_with(mpsc::unbounded_channel).0.clone()
     }
 
-    /// Waits until the other tasks of the operator have ended.
+    /// Waits until the other tasks of the operator have ended, and drops what they owned. Called after a failure is
+    /// recorded: the callers of requests that are dropped here receive it.
     pub(super) async fn settled(&mut self) {
-        if let Some((own, mut helpers)) = self.workers.alive.take() {
+        if let Some((own, mut returned)) = self.workers.returned.take() {
             drop(own);
-            let _ = helpers.recv().await;
+            while let Some(returned) = returned.recv().await {
+                discard(returned);
+            }
         }
     }
 

@@ -136,6 +136,11 @@ impl Control {
         !waits_for_a_run || is_linked || before.any(|hub| hub.state.queued() > 0 || hub.state.keeps_latest())
     }
 
+    /// True if everything that the operator receives leaves the flow: a service's callers get it, in memory of their own.
+    fn leaves(&self, operator: usize) -> bool {
+        self.tasks[operator].status_cell().passes_responses_on()
+    }
+
     /// The operator, or the first of its section.
     pub(crate) fn first_of(&self, operator: usize) -> usize {
         self.section(operator).and_then(|section| self.operators_of(section).first().copied()).unwrap_or(operator)
@@ -185,7 +190,7 @@ impl DependencySearch<'_> {
                     self.moves |= before.any(|hub| hub.state.queued() > 0)
                         || self.control.tasks[desk].is_at_work()
                         || !self.control.tasks[operator].is_idle();
-                    let behind = self.hubs.reached_from(vec![desk]).into_iter();
+                    let behind = self.hubs.reached_from(vec![desk], |other| self.control.leaves(other)).into_iter();
                     let may_hold = |&other: &usize| other != desk && self.control.may_hold_a_request(other, self.hubs);
                     self.on.extend(behind.filter(may_hold));
                 }
@@ -203,12 +208,27 @@ impl DependencySearch<'_> {
         for (own, hub) in self.hubs.links_of(operator) {
             if own.state.lacks(own.link, &()).is_some() {
                 self.envelope = true;
-                self.on.extend_from_slice(self.hubs.reached_through(hub));
+                let reached = self.hubs.reached_through(hub, |other| self.control.leaves(other));
+                self.wait_for_holders(reached);
             }
         }
         if !holders.is_empty() {
             self.envelope = true;
-            self.on.extend(self.hubs.reached_from(holders));
+            let reached = self.hubs.reached_from(holders, |other| self.control.leaves(other));
+            self.wait_for_holders(&reached);
         }
+    }
+
+    /// Adds those of the operators that might hold an envelope or a chunk.
+    fn wait_for_holders(&mut self, reached: &[usize]) {
+        let (control, hubs) = (self.control, self.hubs);
+        let might_hold = |&&operator: &&usize| {
+            // First the queue: a response that was taken from it is held until everything in it has left.
+            let mut before = hubs.of(operator).filter(|hub| hub.to == operator);
+            !control.leaves(operator)
+                || before.any(|hub| hub.state.queued() > 0)
+                || control.tasks[operator].status_cell().holds_a_response()
+        };
+        self.on.extend(reached.iter().filter(might_hold));
     }
 }

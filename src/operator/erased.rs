@@ -4,7 +4,7 @@
 //! for each phase: the runs and the messages in between are compiled per operator, and everything around them is
 //! compiled once for all operators.
 
-use std::{collections::HashMap, future::poll_fn, pin::pin, sync::Arc};
+use std::{collections::HashMap, sync::Arc};
 
 use futures::future::BoxFuture;
 
@@ -205,10 +205,7 @@ impl BoxedOperator {
     pub(crate) async fn run(&mut self) -> Result<()> {
         let Self { operator, cx: Some(cx), .. } = self else { return Err(unbound()) };
         let (node, context) = (cx.operator_task().clone(), cx.context().clone());
-        let mut ran = {
-            let mut run = pin!(caught(operator.run(cx)?));
-            poll_fn(|task| context.within(|| run.as_mut().poll(task))).await
-        };
+        let mut ran = context.run(caught(operator.run(cx)?)).await;
         ran = cx.run_loop.take_failure().map_or(Ok(()), Err).and(ran);
         if ran.is_ok() {
             // For an operator with a loop of its own, which ended during a run.

@@ -33,6 +33,7 @@ pub(crate) mod permit;
 mod plan;
 pub(crate) mod poll_in_context;
 mod ports;
+pub(crate) mod put_off;
 mod readers;
 pub(crate) mod run_context;
 pub(crate) mod run_loop;

@@ -164,6 +164,11 @@ impl OperatorTask {
         &self.activity
     }
 
+    /// The activity of the operator's flow: a worker's own is that of its runs alone.
+    pub(super) fn flow_activity(&self) -> &Arc<FlowActivity> {
+        self.wakers.dispatcher.get().map_or(&self.activity, |dispatcher| dispatcher.activity())
+    }
+
     /// Takes a token if the operator is parked. Called before the ports are polled, and when a wait at them is dropped.
     #[inline]
     pub(crate) fn resume(&self) {

@@ -11,23 +11,26 @@
 //!   release <── before the wait for the next run <── send: a copy goes along <┘ each await
 //! ```
 //!
+//! The context also keeps the requests that the operator has dropped without an answer: they fail when it is released,
+//! as unanswered, or with the run's failure, which has been recorded by then. See [`put_off`].
+//!
 //! The context is shared by an operator and its ports, and used only by the operator's task. If no message carries any
 //! of these, a run costs a few loads of a flag.
 
 use std::{
     future::poll_fn,
     mem,
-    pin::pin,
+    pin::{Pin, pin},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
 };
 
 use smallvec::SmallVec;
 
-use super::{operator_task::OperatorTask, status_cell::RunWait};
+use super::{operator_task::OperatorTask, put_off, status_cell::RunWait};
 use crate::{
     condition::Readiness,
     error::Result,
@@ -53,13 +56,22 @@ pub(crate) struct RunContext {
     waker: Waker,
     policy: MergePolicy,
     any: AtomicBool,
-    /// A run is in progress; otherwise each message that is taken resets the context.
-    running: AtomicBool,
+    /// One of [`phase`].
+    phase: AtomicU8,
     /// Messages taken in this run, or since the last [`take_replies`](Self::take_replies).
     taken: AtomicUsize,
     /// The greatest number among the origins of earlier runs.
     newest: AtomicU64,
     data: Mutex<ContextData>,
+}
+
+mod phase {
+    /// Each message that is taken resets the context.
+    pub(super) const BETWEEN_RUNS: u8 = 0;
+    pub(super) const RUN: u8 = 1;
+    /// The same as between two runs, but an operator with a loop of its own has taken a message and does not wait for
+    /// the next one.
+    pub(super) const MESSAGE: u8 = 2;
 }
 
 #[derive(Debug, Default)]
@@ -70,6 +82,8 @@ struct ContextData {
     /// The replies that the operator has taken over: a reply that it drops in a run is kept here until the run has
     /// ended. If the run fails, its callers get the run's error, and not that of a dropped reply.
     taken_over: Replies,
+    /// The requests that were dropped without an answer in this run: they fail when they are dropped here.
+    dropped: Replies,
     /// The origin of the first message that is new to the operator, or else of the first message.
     origin: Option<RequestOrigin>,
     /// The greatest number among the origins of this run.
@@ -94,7 +108,7 @@ impl RunContext {
             task,
             policy,
             any: AtomicBool::new(false),
-            running: AtomicBool::new(false),
+            phase: AtomicU8::new(phase::BETWEEN_RUNS),
             taken: AtomicUsize::new(0),
             newest: AtomicU64::new(0),
             data: Mutex::default(),
@@ -136,27 +150,38 @@ impl RunContext {
     }
 
     #[inline]
+    fn is_in(&self, phase: u8) -> bool {
+        self.phase.load(Ordering::Relaxed) == phase
+    }
+
+    #[inline]
+    fn set_phase(&self, phase: u8) {
+        self.phase.store(phase, Ordering::Relaxed);
+    }
+
+    #[inline]
     pub(crate) fn begin(&self) {
-        self.running.store(true, Ordering::Relaxed);
+        self.set_phase(phase::RUN);
         self.taken.store(0, Ordering::Relaxed);
     }
 
     /// Ends the run. Messages that the operator sends afterwards still carry everything along.
     #[inline]
     pub(crate) fn end(&self) {
-        self.running.store(false, Ordering::Relaxed);
+        self.set_phase(phase::BETWEEN_RUNS);
     }
 
     /// Extends the run that has ended: what the operator takes and sends until the next run begins belongs to it.
     #[inline]
     pub(super) fn extend_run(&self) {
-        self.running.store(true, Ordering::Relaxed);
+        self.set_phase(phase::RUN);
     }
 
     /// Clears the context, before the operator waits for more messages.
     #[inline]
     pub(crate) fn release_unneeded(&self) {
-        if self.any() && !mutants::is(Mutant::MetadataKept) {
+        self.set_phase(phase::BETWEEN_RUNS);
+        if (self.any() || put_off::any()) && !mutants::is(Mutant::MetadataKept) {
             self.clear();
         }
     }
@@ -165,8 +190,11 @@ impl RunContext {
     /// the middle of a run.
     #[inline]
     pub(super) fn release_between_runs(&self) {
-        if self.any() && !self.running.load(Ordering::Relaxed) {
-            self.clear();
+        if !self.is_in(phase::RUN) {
+            self.set_phase(phase::BETWEEN_RUNS);
+            if self.any() || put_off::any() {
+                self.clear();
+            }
         }
     }
 
@@ -174,14 +202,19 @@ impl RunContext {
     fn clear(&self) {
         self.any.store(false, Ordering::Relaxed);
         let mut data = mem::take(&mut *lock(&self.data));
+        let in_this_poll = put_off::take();
+        // The run has ended, successfully or not: what is dropped here is not put off again.
+        let _at_once = put_off::AtOnce::begin();
         data.leave().iter().for_each(RequestOrigin::exit);
         // Only one thread at a time executes this.
         self.newest.store(self.newest.load(Ordering::Relaxed).max(data.newest), Ordering::Relaxed);
-        let ContextData { metadata, replies, taken_over, origin, .. } = data;
+        let ContextData { metadata, replies, taken_over, dropped, origin, .. } = data;
         // Requests that are left without a response fail here, with no lock held, and one by one, since a tracing
         // subscriber is called for each.
         discard_all(replies.all);
         discard_all(taken_over.all);
+        discard_all(dropped.all);
+        discard_all(in_this_poll);
         discard(origin);
         drop(metadata);
     }
@@ -189,8 +222,9 @@ impl RunContext {
     /// Merges the header of a message that was taken.
     #[inline]
     pub(super) fn receive(&self, header: Option<Box<Header>>) -> Result<()> {
-        if !self.running.load(Ordering::Relaxed) {
+        if !self.is_in(phase::RUN) {
             self.release_unneeded();
+            self.set_phase(phase::MESSAGE);
             self.taken.store(0, Ordering::Relaxed);
         }
         // Only one thread at a time executes this.
@@ -301,17 +335,49 @@ impl RunContext {
         changed
     }
 
-    /// Polls a future of the operator inside the span of the messages that it works on.
+    /// Polls a future of the operator, and drops it, [within](Self::within) the context.
+    pub(super) async fn run<T>(&self, future: impl Future<Output = T>) -> T {
+        struct DropWithin<'a, F>(&'a RunContext, Pin<&'a mut Option<F>>);
+
+        impl<F> Drop for DropWithin<'_, F> {
+            fn drop(&mut self) {
+                self.0.within(|| self.1.set(None));
+            }
+        }
+
+        let future = pin!(Some(future));
+        let mut future = DropWithin(self, future);
+        poll_fn(|task| {
+            let Some(future) = future.1.as_mut().as_pin_mut() else { return Poll::Pending };
+            let polled = self.within(|| future.poll(task));
+            // Otherwise the end of the run releases them.
+            if polled.is_pending() && self.any() && self.is_in(phase::BETWEEN_RUNS) {
+                self.fail_dropped();
+            }
+            polled
+        })
+        .await
+    }
+
+    /// Calls code of the operator inside the span of the messages that it works on. Requests that it drops without an
+    /// answer are put off.
     #[inline]
-    pub(crate) fn within<R>(&self, poll: impl FnOnce() -> R) -> R {
+    pub(crate) fn within<R>(&self, call: impl FnOnce() -> R) -> R {
         /// Leaves the span even if the operator panics: its thread continues with other tasks.
-        struct Leave<'a>(&'a RunContext);
+        struct Leave<'a> {
+            context: &'a RunContext,
+            /// Dropped after the call below.
+            _scope: put_off::Scope,
+        }
 
         impl Drop for Leave<'_> {
             #[inline]
             fn drop(&mut self) {
-                if self.0.any() {
-                    self.0.leave();
+                if put_off::any() {
+                    self.context.keep_dropped();
+                }
+                if self.context.any() {
+                    self.context.leave();
                 }
             }
         }
@@ -319,8 +385,28 @@ impl RunContext {
         if self.any() {
             self.enter();
         }
-        let _leave = Leave(self);
-        poll()
+        let _leave = Leave { context: self, _scope: put_off::Scope::enter() };
+        call()
+    }
+
+    #[cold]
+    fn keep_dropped(&self) {
+        let flow = Arc::as_ptr(self.task.flow_activity()).addr();
+        let (own, others): (Vec<_>, Vec<_>) = put_off::take().into_iter().partition(|dropped| dropped.flow == flow);
+        let own = own.into_iter().map(|dropped| Reply::to(dropped.request, None));
+        let forgotten: Vec<_> = self.change_data(|data| own.map(|reply| data.dropped.push(0, reply)).collect());
+        // The end of this run means nothing to the callers of another flow.
+        let _at_once = put_off::AtOnce::begin();
+        discard_all(others);
+        drop::<Vec<Replies>>(forgotten);
+    }
+
+    /// Fails the dropped requests, where no run is in progress.
+    #[cold]
+    fn fail_dropped(&self) {
+        let dropped = self.change_data(|data| mem::take(&mut data.dropped));
+        let _at_once = put_off::AtOnce::begin();
+        discard_all(dropped.all);
     }
 
     #[cold]
@@ -358,6 +444,7 @@ impl ContextData {
         self.metadata.is_empty()
             && self.replies.all.is_empty()
             && self.taken_over.all.is_empty()
+            && self.dropped.all.is_empty()
             && self.origin.is_none()
     }
 

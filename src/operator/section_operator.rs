@@ -168,18 +168,16 @@ impl BoxedOperator {
         let ports = operator.ports()?;
         let before = stats(ports);
         cx.begin_claimed(ports);
-        let ran = {
-            let mut run = pin!(caught(operator.compute(cx)?));
-            poll_fn(|task| context.within(|| run.as_mut().poll(task))).await
-        };
+        let ran = context.run(caught(operator.compute(cx)?)).await;
         cx.finish_run();
-        context.release_unneeded();
         let ports = operator.ports()?;
         if ran.as_ref().is_err_and(Error::is_reader_gone) && reader_gone(ports) {
             return Ok(false);
         }
+        // After an error the context is released later, when the error is recorded: its callers receive that.
         ran?;
         one_each(&before, ports)?;
+        context.release_unneeded();
         Ok(true)
     }
 

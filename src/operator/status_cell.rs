@@ -4,7 +4,7 @@
 //! [`watchers`](super::watchers) are notified of changes by the caller.
 
 use std::{
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
     time::Duration,
 };
 
@@ -31,6 +31,18 @@ pub(crate) struct StatusCell {
     has_workers: AtomicBool,
     /// See [`ingress_waits`](Self::ingress_waits).
     asked: Mutex<Vec<IngressWait>>,
+    /// One of [`responses`].
+    responses: AtomicU8,
+}
+
+/// What an operator does with the responses of a service that it receives.
+mod responses {
+    /// It is not the operator of a service.
+    pub(super) const NONE: u8 = 0;
+    /// It passes each on to its caller.
+    pub(super) const PASSED_ON: u8 = 1;
+    /// It might hold one at the moment.
+    pub(super) const HELD: u8 = 2;
 }
 
 /// A wait of a run at an ingress of its own flow, with the number of the operator that represents the ingress.
@@ -94,6 +106,7 @@ impl StatusCell {
             elsewhere: AtomicBool::new(false),
             has_workers: AtomicBool::new(false),
             asked: Mutex::default(),
+            responses: AtomicU8::new(responses::NONE),
         }
     }
 
@@ -173,6 +186,21 @@ impl StatusCell {
 
     pub(crate) fn has_workers(&self) -> bool {
         self.has_workers.load(Ordering::Relaxed)
+    }
+
+    /// Records that the operator passes the responses of a service on to callers outside the flow, and whether it might
+    /// hold one now. Set before the response is taken, and cleared after all that it contained was passed on.
+    pub(crate) fn set_passes_responses_on(&self, holds: bool) {
+        self.responses.store(if holds { responses::HELD } else { responses::PASSED_ON }, Ordering::Release);
+    }
+
+    /// True for the operator of a service: nothing of what it receives stays with it, or goes to other operators.
+    pub(crate) fn passes_responses_on(&self) -> bool {
+        self.responses.load(Ordering::Relaxed) != responses::NONE
+    }
+
+    pub(crate) fn holds_a_response(&self) -> bool {
+        self.responses.load(Ordering::Acquire) == responses::HELD
     }
 
     pub(crate) fn lacks(&self) -> Vec<String> {

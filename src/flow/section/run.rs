@@ -302,11 +302,11 @@ impl SectionRun {
         let first = self.passing[0].context.clone();
         first.within(|| self.enqueue(messages, graph, rows, &stream))?;
         let sent = self.flush().await;
-        self.passing.iter().for_each(|passing| passing.context.release_unneeded());
         if sent.as_ref().is_err_and(Error::is_reader_gone) {
             return Ok(false);
         }
         sent?;
+        self.passing.iter().for_each(|passing| passing.context.release_unneeded());
         self.members.iter_mut().for_each(|member| member.operator.count_run());
         self.stats.replayed.fetch_add(1, Ordering::Relaxed);
         Ok(true)

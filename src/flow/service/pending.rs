@@ -20,18 +20,18 @@ use crate::{
         reply::{Caller, next_number},
     },
     mutants::{self, Mutant},
-    operator::operator_task::OperatorTask,
+    operator::{operator_task::OperatorTask, put_off},
     sync::{Mutex, WakerCell, contained, discard, lock, logged},
 };
 
 /// The requests of one service that are in flight.
-pub(super) struct PendingRequests<Res: 'static> {
-    pub(super) name: String,
+pub(super) struct PendingRequests<Res: Send + 'static> {
+    pub(super) name: Arc<str>,
     pub(super) open: Mutex<Slab<Weak<PendingRequest<Res>>>>,
 }
 
 /// A request in flight, shared by all messages that may lead to its response.
-pub(super) struct PendingRequest<Res: 'static> {
+pub(super) struct PendingRequest<Res: Send + 'static> {
     pending: Arc<PendingRequests<Res>>,
     slot: usize,
     number: u64,
@@ -41,9 +41,12 @@ pub(super) struct PendingRequest<Res: 'static> {
     /// The last operator that took one of those messages.
     seen_by: Mutex<Option<Arc<str>>>,
     flow: Handle,
+    /// No message leads to the response any more. The request fails when the operator that dropped the last one has
+    /// ended its run.
+    is_put_off: bool,
 }
 
-impl<Res: 'static> PendingRequests<Res> {
+impl<Res: Send + 'static> PendingRequests<Res> {
     /// The error for a limit of 0, the only reason for which a limit is closed.
     pub(super) fn limited_to_none() -> Error {
         Error::new(ErrorKind::Usage, "the service has a limit of 0 requests: set at least 1")
@@ -62,26 +65,34 @@ impl<Res: 'static> PendingRequests<Res> {
     }
 }
 
-impl<Res: 'static> PendingRequest<Res> {
+impl<Res: Send + 'static> PendingRequest<Res> {
     pub(super) fn new(
         pending: &Arc<PendingRequests<Res>>,
         answer: oneshot::Sender<Result<Res>>,
         state: Arc<RequestState>,
         flow: Handle,
     ) -> Arc<Self> {
+        let (pending, answer, seen_by) = (pending.clone(), Mutex::new(Some(answer)), Mutex::default());
+        Self { pending, slot: 0, number: next_number(), answer, state, seen_by, flow, is_put_off: false }.enter()
+    }
+
+    /// Enters the request in the list of its service.
+    fn enter(mut self) -> Arc<Self> {
+        let pending = self.pending.clone();
         let mut open = lock(&pending.open);
         let entry = open.vacant_entry();
-        let request = Arc::new(Self {
-            pending: pending.clone(),
-            slot: entry.key(),
-            number: next_number(),
-            answer: Mutex::new(Some(answer)),
-            state,
-            seen_by: Mutex::default(),
-            flow,
-        });
+        self.slot = entry.key();
+        let request = Arc::new(self);
         entry.insert(Arc::downgrade(&request));
         request
+    }
+
+    /// Moves the request out of its destructor.
+    fn put_off(&mut self) -> Arc<Self> {
+        let answer = Mutex::new(lock(&self.answer).take());
+        let seen_by = Mutex::new(lock(&self.seen_by).take());
+        let (pending, state, flow) = (self.pending.clone(), self.state.clone(), self.flow.clone());
+        Self { pending, slot: 0, number: self.number, answer, state, seen_by, flow, is_put_off: true }.enter()
     }
 
     /// Only the first answer counts.
@@ -148,9 +159,13 @@ impl<Res: Send + 'static> Caller for PendingRequest<Res> {
 }
 
 /// Runs when the last message that could have led to the response was dropped.
-impl<Res: 'static> Drop for PendingRequest<Res> {
+impl<Res: Send + 'static> Drop for PendingRequest<Res> {
     fn drop(&mut self) {
         lock(&self.pending.open).try_remove(self.slot);
+        if self.is_waiting() && !self.is_put_off && put_off::is_required() {
+            let request = self.put_off();
+            return put_off::put_off(request, &self.flow.0.activity);
+        }
         self.leave("sent no response, or a hub dropped it");
     }
 }
@@ -196,8 +211,11 @@ impl<Res: Message> PendingRequests<Res> {
                          one run must state which of its messages answers which, with `cx.take_replies()` and `send_for`"
                     );
                 });
-                let error =
-                    Error::new(ErrorKind::Usage, "the response cannot be distinguished from those to other requests");
+                // The mistake is the operator's: `Usage` would blame the callers.
+                let error = Error::new(
+                    ErrorKind::Unanswered,
+                    "the response cannot be distinguished from those to other requests",
+                );
                 several.iter().for_each(|request| request.answer(Err(error.clone())));
                 discard(response);
             }
@@ -209,7 +227,7 @@ impl<Res: Message> PendingRequests<Res> {
 pub(super) struct PendingResponse<Res: 'static> {
     pub(super) response: oneshot::Receiver<Result<Res>>,
     pub(super) state: Arc<RequestState>,
-    pub(super) pending: Arc<PendingRequests<Res>>,
+    pub(super) service: Arc<str>,
     pub(super) flow: Option<Handle>,
 }
 
@@ -219,7 +237,7 @@ impl<Res> PendingResponse<Res> {
     pub(super) fn within(&self, waker: &Waker) -> Option<(Arc<OperatorTask>, usize)> {
         let control = &self.flow.as_ref()?.0;
         let node = control.operator_polled_with(waker)?;
-        let service = control.names.iter().position(|name| **name == *self.pending.name)?;
+        let service = control.names.iter().position(|name| *name == self.service)?;
         self.state.asker.register(&Waker::from(node.clone()));
         (!self.state.taken_over.load(Ordering::Acquire)).then(|| (node.clone(), service))
     }
