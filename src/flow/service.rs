@@ -11,7 +11,7 @@
 //! A caller receives exactly one of: a response; the error with which an operator
 //! [answered](crate::operator::Reply::fail); the failure of the flow; or an error if the last message that could have
 //! led to a response was dropped, or if the flow ended while an operator kept the request. If an operator drops that
-//! message in a run, the run decides between the last two: see [`put_off`](crate::operator::put_off).
+//! message in a run, the run decides between the last two: see [`deferred_requests`](crate::operator::deferred_requests).
 //!
 //! Callers may be untrusted: of a failure inside the flow they receive only the kind and a general message. The
 //! operator and the cause are in the log, and a failure of the whole flow is also in its own error.

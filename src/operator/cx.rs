@@ -84,14 +84,14 @@ struct RunMemory {
     account: Arc<Account>,
 }
 
-/// The tasks of an operator besides its own one.
-/// What a task besides the operator's own leaves behind.
-pub(super) type Returned = Box<dyn Any + Send>;
+/// What a task besides the operator's own owned when it ended.
+pub(super) type LeftByTask = Box<dyn Any + Send>;
 
+/// The tasks of an operator besides its own one.
 #[derive(Default)]
 struct Workers {
     /// A channel through which each of these tasks returns what it owns when it ends.
-    returned: Option<(mpsc::UnboundedSender<Returned>, mpsc::UnboundedReceiver<Returned>)>,
+    returned: Option<(mpsc::UnboundedSender<LeftByTask>, mpsc::UnboundedReceiver<LeftByTask>)>,
     streams: Vec<Arc<OperatorStreams>>,
 }
 
@@ -488,7 +488,7 @@ impl Cx {
     }
 
     /// A sender for another task of the operator, which returns what it owns and drops the sender at its end.
-    pub(super) fn helper(&mut self) -> mpsc::UnboundedSender<Returned> {
+    pub(super) fn helper(&mut self) -> mpsc::UnboundedSender<LeftByTask> {
         self.workers.returned.get_or_insert_with(mpsc::unbounded_channel).0.clone()
     }
 

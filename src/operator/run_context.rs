@@ -12,7 +12,7 @@
 //! ```
 //!
 //! The context also keeps the requests that the operator has dropped without an answer: they fail when it is released,
-//! as unanswered, or with the run's failure, which has been recorded by then. See [`put_off`].
+//! as unanswered, or with the run's failure, which has been recorded by then. See [`deferred_requests`].
 //!
 //! The context is shared by an operator and its ports, and used only by the operator's task. If no message carries any
 //! of these, a run costs a few loads of a flag.
@@ -30,7 +30,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{operator_task::OperatorTask, put_off, status_cell::RunWait};
+use super::{deferred_requests, operator_task::OperatorTask, status_cell::RunWait};
 use crate::{
     condition::Readiness,
     error::Result,
@@ -181,7 +181,7 @@ impl RunContext {
     #[inline]
     pub(crate) fn release_unneeded(&self) {
         self.set_phase(phase::BETWEEN_RUNS);
-        if (self.any() || put_off::any()) && !mutants::is(Mutant::MetadataKept) {
+        if (self.any() || deferred_requests::any()) && !mutants::is(Mutant::MetadataKept) {
             self.clear();
         }
     }
@@ -192,7 +192,7 @@ impl RunContext {
     pub(super) fn release_between_runs(&self) {
         if !self.is_in(phase::RUN) {
             self.set_phase(phase::BETWEEN_RUNS);
-            if self.any() || put_off::any() {
+            if self.any() || deferred_requests::any() {
                 self.clear();
             }
         }
@@ -202,9 +202,9 @@ impl RunContext {
     fn clear(&self) {
         self.any.store(false, Ordering::Relaxed);
         let mut data = mem::take(&mut *lock(&self.data));
-        let in_this_poll = put_off::take();
-        // The run has ended, successfully or not: what is dropped here is not put off again.
-        let _at_once = put_off::AtOnce::begin();
+        let in_this_poll = deferred_requests::take();
+        // The run has ended, successfully or not: what is dropped here is not deferred again.
+        let _at_once = deferred_requests::AtOnce::begin();
         data.leave().iter().for_each(RequestOrigin::exit);
         // Only one thread at a time executes this.
         self.newest.store(self.newest.load(Ordering::Relaxed).max(data.newest), Ordering::Relaxed);
@@ -360,20 +360,20 @@ impl RunContext {
     }
 
     /// Calls code of the operator inside the span of the messages that it works on. Requests that it drops without an
-    /// answer are put off.
+    /// answer are deferred.
     #[inline]
     pub(crate) fn within<R>(&self, call: impl FnOnce() -> R) -> R {
         /// Leaves the span even if the operator panics: its thread continues with other tasks.
         struct Leave<'a> {
             context: &'a RunContext,
             /// Dropped after the call below.
-            _scope: put_off::Scope,
+            _scope: deferred_requests::PollScope,
         }
 
         impl Drop for Leave<'_> {
             #[inline]
             fn drop(&mut self) {
-                if put_off::any() {
+                if deferred_requests::any() {
                     self.context.keep_dropped();
                 }
                 if self.context.any() {
@@ -385,18 +385,19 @@ impl RunContext {
         if self.any() {
             self.enter();
         }
-        let _leave = Leave { context: self, _scope: put_off::Scope::enter() };
+        let _leave = Leave { context: self, _scope: deferred_requests::PollScope::enter() };
         call()
     }
 
     #[cold]
     fn keep_dropped(&self) {
         let flow = Arc::as_ptr(self.task.flow_activity()).addr();
-        let (own, others): (Vec<_>, Vec<_>) = put_off::take().into_iter().partition(|dropped| dropped.flow == flow);
+        let (own, others): (Vec<_>, Vec<_>) =
+            deferred_requests::take().into_iter().partition(|dropped| dropped.flow == flow);
         let own = own.into_iter().map(|dropped| Reply::to(dropped.request, None));
         let forgotten: Vec<_> = self.change_data(|data| own.map(|reply| data.dropped.push(0, reply)).collect());
         // The end of this run means nothing to the callers of another flow.
-        let _at_once = put_off::AtOnce::begin();
+        let _at_once = deferred_requests::AtOnce::begin();
         discard_all(others);
         drop::<Vec<Replies>>(forgotten);
     }
@@ -405,7 +406,7 @@ impl RunContext {
     #[cold]
     fn fail_dropped(&self) {
         let dropped = self.change_data(|data| mem::take(&mut data.dropped));
-        let _at_once = put_off::AtOnce::begin();
+        let _at_once = deferred_requests::AtOnce::begin();
         discard_all(dropped.all);
     }
 

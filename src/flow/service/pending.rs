@@ -20,7 +20,7 @@ use crate::{
         reply::{Caller, next_number},
     },
     mutants::{self, Mutant},
-    operator::{operator_task::OperatorTask, put_off},
+    operator::{deferred_requests, operator_task::OperatorTask},
     sync::{Mutex, WakerCell, contained, discard, lock, logged},
 };
 
@@ -43,7 +43,7 @@ pub(super) struct PendingRequest<Res: Send + 'static> {
     flow: Handle,
     /// No message leads to the response any more. The request fails when the operator that dropped the last one has
     /// ended its run.
-    is_put_off: bool,
+    is_deferred: bool,
 }
 
 impl<Res: Send + 'static> PendingRequests<Res> {
@@ -73,7 +73,7 @@ impl<Res: Send + 'static> PendingRequest<Res> {
         flow: Handle,
     ) -> Arc<Self> {
         let (pending, answer, seen_by) = (pending.clone(), Mutex::new(Some(answer)), Mutex::default());
-        Self { pending, slot: 0, number: next_number(), answer, state, seen_by, flow, is_put_off: false }.enter()
+        Self { pending, slot: 0, number: next_number(), answer, state, seen_by, flow, is_deferred: false }.enter()
     }
 
     /// Enters the request in the list of its service.
@@ -88,11 +88,11 @@ impl<Res: Send + 'static> PendingRequest<Res> {
     }
 
     /// Moves the request out of its destructor.
-    fn put_off(&mut self) -> Arc<Self> {
+    fn deferred(&mut self) -> Arc<Self> {
         let answer = Mutex::new(lock(&self.answer).take());
         let seen_by = Mutex::new(lock(&self.seen_by).take());
         let (pending, state, flow) = (self.pending.clone(), self.state.clone(), self.flow.clone());
-        Self { pending, slot: 0, number: self.number, answer, state, seen_by, flow, is_put_off: true }.enter()
+        Self { pending, slot: 0, number: self.number, answer, state, seen_by, flow, is_deferred: true }.enter()
     }
 
     /// Only the first answer counts.
@@ -162,9 +162,9 @@ impl<Res: Send + 'static> Caller for PendingRequest<Res> {
 impl<Res: Send + 'static> Drop for PendingRequest<Res> {
     fn drop(&mut self) {
         lock(&self.pending.open).try_remove(self.slot);
-        if self.is_waiting() && !self.is_put_off && put_off::is_required() {
-            let request = self.put_off();
-            return put_off::put_off(request, &self.flow.0.activity);
+        if self.is_waiting() && !self.is_deferred && deferred_requests::is_required() {
+            let request = self.deferred();
+            return deferred_requests::defer(request, &self.flow.0.activity);
         }
         self.leave("sent no response, or a hub dropped it");
     }

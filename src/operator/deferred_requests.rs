@@ -1,7 +1,7 @@
 //! Requests that an operator drops without an answer: they fail after its run, not at once.
 //!
 //! The run might still fail, and the callers then get its failure. While an operator's future is polled, the thread is
-//! in a [`Scope`], and a request that is dropped there is added to the scope. The
+//! in a [`PollScope`], and a request that is dropped there is added to the scope. The
 //! [run context](super::run_context::RunContext) takes the requests at the end of the poll, and drops them once the run
 //! has ended and its failure, if any, is recorded.
 
@@ -25,11 +25,11 @@ thread_local! {
     // Neither has a destructor, so that both are usable in destructors that run at the thread's end.
     static STATE: Cell<u32> = const { Cell::new(0) };
     /// Each with the number of its scope, in ascending order.
-    static REQUESTS: RefCell<ManuallyDrop<Vec<(u32, PutOff)>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
+    static REQUESTS: RefCell<ManuallyDrop<Vec<(u32, DeferredRequest)>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
 
 /// A request that fails when it is dropped.
-pub(super) struct PutOff {
+pub(super) struct DeferredRequest {
     pub(super) request: Arc<dyn Caller>,
     /// Identifies the request's flow: the address of its [`FlowActivity`].
     pub(super) flow: usize,
@@ -37,9 +37,9 @@ pub(super) struct PutOff {
 
 /// A poll of an operator on this thread. Requests are left to an outer scope unless they are [taken](take) before the
 /// end.
-pub(super) struct Scope(u32);
+pub(super) struct PollScope(u32);
 
-impl Scope {
+impl PollScope {
     #[inline]
     pub(super) fn enter() -> Self {
         let outer = STATE.get();
@@ -48,7 +48,7 @@ impl Scope {
     }
 }
 
-impl Drop for Scope {
+impl Drop for PollScope {
     #[inline]
     fn drop(&mut self) {
         STATE.set(self.0);
@@ -72,7 +72,7 @@ impl Drop for AtOnce {
     }
 }
 
-/// True if requests were put off in the current scope, and not taken since.
+/// True if requests were deferred in the current scope, and not taken since.
 #[inline]
 pub(super) fn any() -> bool {
     STATE.get() & HAS != 0
@@ -80,7 +80,7 @@ pub(super) fn any() -> bool {
 
 /// Takes the requests of the current scope.
 #[cold]
-pub(super) fn take() -> Vec<PutOff> {
+pub(super) fn take() -> Vec<DeferredRequest> {
     let scope = STATE.get() / SCOPE;
     STATE.set(STATE.get() & !HAS);
     REQUESTS.with_borrow_mut(|requests| {
@@ -94,15 +94,15 @@ pub(super) fn take() -> Vec<PutOff> {
     })
 }
 
-/// True if a request that is dropped now must be [put off](put_off).
+/// True if a request that is dropped now must be [deferred](defer).
 pub(crate) fn is_required() -> bool {
     let state = STATE.get();
     state >= SCOPE && state & AT_ONCE == 0
 }
 
 /// Keeps a request, whose drop fails it, until the current run of the polling operator has ended.
-pub(crate) fn put_off(request: Arc<dyn Caller>, flow: &Arc<FlowActivity>) {
+pub(crate) fn defer(request: Arc<dyn Caller>, flow: &Arc<FlowActivity>) {
     let (scope, flow) = (STATE.get() / SCOPE, Arc::as_ptr(flow).addr());
-    REQUESTS.with_borrow_mut(|requests| requests.push((scope, PutOff { request, flow })));
+    REQUESTS.with_borrow_mut(|requests| requests.push((scope, DeferredRequest { request, flow })));
     STATE.set(STATE.get() | HAS);
 }
