@@ -34,13 +34,20 @@
 //! | the task polls | 6 (12), 1.4 | 7 (10), 1.5 | 7 (10), 1.5 | 7 (12), 1.4 |
 //! | a scanning thread | 12 (22), 0.4 | 24 (355), 0.8 | 161 (266), 1.0 | 181 (235), 1.0 |
 //! | a callback on a side stream | 38 (797), 0.3 | 237 (892), 0.1 | 617 (961), 0.1 | 679 (1032), 0.0 |
-//! | `Adaptive` | 6 (12), 1.3 | 7 (15), 1.2 | 17 (47), 0.3 | 17 (31), 0.1 |
+//! | `Adaptive`, before the warm-up (below) | 6 (12), 1.3 | 7 (15), 1.2 | 17 (47), 0.3 | 17 (31), 0.1 |
 //! | `LowLatency` | 6 (11), 1.2 | 7 (13), 1.2 | 7 (16), 1.2 | 7 (17), 1.2 |
 //!
 //! A sleeping thread takes hundreds of microseconds to wake, whatever wakes it. So the task that is to resume must be
-//! awake when its work ends, and a scanner cannot replace it. `Adaptive` loses the 10 us at 1 and 5 ms at the next
-//! launch, not here (a launch takes 12 us instead of 3 on a worker that did not make the last launch); the notification
-//! takes 4.5 us, the same as with constant polling.
+//! awake when its work ends, and a scanner cannot replace it. At 1 and 5 ms the end was detected as soon as by constant
+//! polling, and yet 10 us were lost: at the next launch, which is slow after a pause on any thread. So a task that polls
+//! for the end of work of more than [`LONG`] also [warms up](Streams::warm_up) the device's launches. Before and after,
+//! medians of three alternating passes on an H200 on 2026-11-28, p50 (p99):
+//!
+//! | | 1 ms | 5 ms |
+//! |---|---|---|
+//! | a thread that spins in `cuStreamSynchronize` | 12 (26), 1.0 | 18 (43), 1.0 |
+//! | `Adaptive`, without | 21 (52), 0.29 | 28 (63), 0.12 |
+//! | `Adaptive`, with | 13 (35), 0.28 | 15 (37), 0.11 |
 //!
 //! Thousands of awaits a second, and microseconds of processor time for each; `... -- many`:
 //!

@@ -374,6 +374,24 @@ fn streams_wait_for_events_and_events_measure_time() {
 
 #[test]
 #[ignore = "needs a GPU"]
+fn warm_ups_come_from_any_thread_and_delay_no_work() {
+    let gpu = Gpu::get();
+    assert!(gpu.device.warm_up.is_some(), "the driver has refused the warm-up");
+    let (open, opened) = mpsc::channel::<()>();
+    let held = move || _ = opened.recv_timeout(Duration::from_secs(10));
+    gpu.device.host_function(gpu.stream, &mut Some(Box::new(held))).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| (0..1000).for_each(|_| gpu.device.warm_up().unwrap()));
+        }
+    });
+    assert!(!gpu.device.stream_query(gpu.stream).unwrap(), "the work of another stream is still held");
+    open.send(()).unwrap();
+    gpu.device.stream_synchronize(gpu.stream).unwrap();
+}
+
+#[test]
+#[ignore = "needs a GPU"]
 fn host_functions_run_and_may_panic() {
     let gpu = Gpu::get();
     let ran = Arc::new(AtomicBool::new(false));
