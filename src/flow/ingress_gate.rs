@@ -21,7 +21,7 @@ use std::{
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, TryAcquireError, watch};
 
-use super::{Handle, blank_queue::BlankQueue, starting::may_wait_for};
+use super::{Handle, blank_queue::BlankQueue, pacing::Pacing, starting::may_wait_for};
 use crate::{
     clock,
     condition::Readiness,
@@ -67,6 +67,8 @@ pub(super) struct IngressGate<M: Message> {
     activity: Arc<FlowActivity>,
     boundary: Arc<Boundary>,
     owner: Waker,
+    /// Set if the next message is expected.
+    pub(super) pacing: Option<Pacing>,
     /// The operator's number.
     operator: usize,
     flow: Handle,
@@ -125,8 +127,10 @@ impl<M: Message> Stage<M> {
 impl<M: Message> IngressGate<M> {
     pub(super) fn new(output: &SharedPort<Output<M>>, cx: &Cx) -> Arc<Self> {
         let errors = CallerErrors::new(cx.flow().name(), cx.name());
+        let output = output.share();
+        let reader = output.with(|output| output.departure().reader().cloned()).flatten();
         Arc::new(Self {
-            output: output.share(),
+            output,
             permits: Arc::new(Semaphore::new(0)),
             given_out: Mutex::at(Level::Ingress, 0),
             blanks: BlankQueue::new(),
@@ -135,6 +139,7 @@ impl<M: Message> IngressGate<M> {
             activity: cx.operator_task().activity().clone(),
             boundary: Boundary::of_callers(cx.operator_task().activity().clone(), errors),
             owner: cx.waker(),
+            pacing: Pacing::new(cx.completion_mode(), reader, cx.waker()),
             operator: cx.operator_task().operator(),
             flow: cx.flow(),
         })
@@ -386,7 +391,10 @@ impl<M: Message> SendPermit<M> {
                 let error = error.for_caller(&format!("the message {fate}"));
                 Err(SendError::new(left.map(|parcel| parcel.message), error))
             }
-            (_, None) => Ok(()),
+            (_, None) => {
+                gate.pacing.iter().for_each(Pacing::note_send);
+                Ok(())
+            }
             (_, Some(parcel)) => Err(SendError::new(Some(parcel.message), ended(&gate.flow))),
         }
     }

@@ -30,6 +30,7 @@ mod ingress_gate;
 mod link;
 mod local;
 mod on_stall;
+mod pacing;
 mod report;
 mod running;
 mod searches;

@@ -23,6 +23,11 @@ impl<M: Message> ExternalHandle<M> {
         Self(hub.clone())
     }
 
+    /// Where the hub's messages are read.
+    pub(crate) fn reader(&self) -> &Device {
+        &self.0.reader
+    }
+
     /// Like [`Parcel::depart`]. After it, `Sender::try_send_departed` calls no code of the message.
     pub(crate) fn depart(&self, parcel: &mut Parcel<M>, origin: Option<&Stream>) -> Result<()> {
         self.0.check()?;

@@ -24,6 +24,7 @@ use super::{
     settings::{FlowContext, OperatorSettings, OperatorStats, StreamSettings},
 };
 use crate::{
+    CompletionMode,
     condition::{self, Gate, Need, PortId, Readiness, When},
     device::Device,
     error::{Error, ErrorKind, Result, caught_call},
@@ -96,6 +97,11 @@ struct Workers {
 }
 
 impl Cx {
+    /// How waits for work on the flow's streams are notified.
+    pub(crate) fn completion_mode(&self) -> CompletionMode {
+        self.flow.streams.mode
+    }
+
     pub(crate) fn new(setting: OperatorSettings, task: Arc<OperatorTask>, flow: Arc<FlowContext>) -> Self {
         let OperatorSettings { name, device, streams, allocator, conditions, merge, may_block } = setting;
         let StreamSettings { mode, timed } = flow.streams;

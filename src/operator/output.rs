@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     condition::{Readiness, Room},
+    device::Device,
     error::{Error, ErrorKind, Result},
     hub::{
         Carries, Envelope, Message, Outcome, RawEnvelopes, Reply, SendError, TrySendError,
@@ -372,6 +373,11 @@ pub(crate) struct PreparedSend {
 }
 
 impl<M: Message> ExternalSend<M> {
+    /// Where the messages are read, if there is only one hub.
+    pub(crate) fn reader(&self) -> Option<&Device> {
+        self.external.as_ref().map(ExternalHandle::reader)
+    }
+
     /// Whether the hub can transfer the message to its reader.
     ///
     /// # Errors

@@ -53,6 +53,7 @@ pub(crate) use driver_stream::DriverStream;
 pub(crate) use enqueue::EnqueuePermit;
 pub use event::{Event, Timer};
 pub use meter::DeviceTime;
+pub(crate) use monitor::WakeAlarm;
 pub(crate) use order::Launched;
 pub use pool::{PooledStream, StreamPool, StreamPoolBuilder};
 pub use stream::{Stream, Ticket};

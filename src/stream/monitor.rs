@@ -22,6 +22,7 @@ use std::{
         Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
+    task::Waker,
     time::{Duration, Instant},
 };
 
@@ -60,7 +61,7 @@ struct List {
     /// The streams that are queried at every tick, and whether the ticks run.
     streams: WatchList<Weak<dyn Monitored>>,
     sweeps: Vec<Sweep>,
-    alarms: BTreeMap<AlarmKey, (Arc<Completion>, u64)>,
+    alarms: BTreeMap<AlarmKey, AlarmTarget>,
     next_alarm: u64,
     scans: Vec<Scan>,
     /// The time until which the thread sleeps; `None` while it is awake.
@@ -86,8 +87,24 @@ pub(super) trait Monitored: Send + Sync {
 /// The time, and a number unique among the alarms.
 type AlarmKey = (Instant, u64);
 
+/// What an alarm wakes.
+enum AlarmTarget {
+    /// The waiters of a ticket.
+    Waiters(Arc<Completion>, u64),
+    Task(Waker),
+}
+
+impl AlarmTarget {
+    fn wake(self) {
+        match self {
+            Self::Waiters(completion, ticket) => completion.wake(ticket),
+            Self::Task(waker) => waker.wake(),
+        }
+    }
+}
+
 /// A pending alarm, cancelled on drop.
-pub(super) struct WakeAlarm {
+pub(crate) struct WakeAlarm {
     shared: Weak<Shared>,
     key: AlarmKey,
 }
@@ -135,10 +152,19 @@ impl CompletionMonitor {
     /// Wakes the waiters of `ticket` at time `at`, unless the returned alarm is dropped before. `None` if no thread
     /// could be spawned.
     pub(super) fn alarm(&self, at: Instant, completion: Arc<Completion>, ticket: u64) -> Option<WakeAlarm> {
+        self.set_alarm(at, AlarmTarget::Waiters(completion, ticket))
+    }
+
+    /// Like [`alarm`](Self::alarm), for one task.
+    pub(crate) fn alarm_for(&self, at: Instant, task: Waker) -> Option<WakeAlarm> {
+        self.set_alarm(at, AlarmTarget::Task(task))
+    }
+
+    fn set_alarm(&self, at: Instant, target: AlarmTarget) -> Option<WakeAlarm> {
         let mut list = lock(&self.shared.list);
         let key = (at, list.next_alarm);
         list.next_alarm += 1;
-        list.alarms.insert(key, (completion, ticket));
+        list.alarms.insert(key, target);
         self.shared.changed.store(true, Ordering::Release);
         let early = list.asleep.is_some_and(|until| at < until);
         let begun = self.begin(list);
@@ -246,8 +272,8 @@ impl Shared {
                 list.asleep = None;
             }
             drop(list);
-            for (completion, ticket) in due {
-                caught(|| completion.wake(ticket));
+            for target in due {
+                caught(|| target.wake());
             }
         }
     }
@@ -283,6 +309,12 @@ fn caught<R>(work: impl FnOnce() -> R) -> Option<R> {
     let mut done = None;
     contained("a callback of the completion monitor panicked", || done = Some(work()));
     done
+}
+
+impl WakeAlarm {
+    pub(crate) fn at(&self) -> Instant {
+        self.key.0
+    }
 }
 
 impl Drop for WakeAlarm {

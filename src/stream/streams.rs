@@ -4,7 +4,7 @@ use std::{
     fmt,
     sync::{
         Arc, Weak,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -35,6 +35,8 @@ pub(crate) struct Streams {
     pub(super) pollers: AtomicUsize,
     /// The number of polling tasks that count against the limit.
     pub(super) poll_slots: AtomicUsize,
+    /// An ingress whose reader is on this device keeps a worker awake.
+    pub(crate) ingress_spins: AtomicBool,
     opened: Instant,
     /// When the device's launches were last warmed up: microseconds since `opened`.
     warmed_up: AtomicU64,
@@ -60,6 +62,7 @@ impl Streams {
                 fault_watch: FaultWatch::new(),
                 pollers: AtomicUsize::new(0),
                 poll_slots: AtomicUsize::new(0),
+                ingress_spins: AtomicBool::new(false),
                 opened: Instant::now(),
                 warmed_up: AtomicU64::new(0),
                 end_events: Mutex::default(),
@@ -71,8 +74,9 @@ impl Streams {
         &self.monitor
     }
 
-    /// Called by a task that polls for the end of long work, so that the launch after it is quick.
-    pub(super) fn warm_up(&self, now: Instant) {
+    /// Called by a task that polls for the end of long work, or for the next message of a slow source, so that the launch
+    /// after it is quick.
+    pub(crate) fn warm_up(&self, now: Instant) {
         let now = now.saturating_duration_since(self.opened).as_micros() as u64;
         let last = self.warmed_up.load(Ordering::Relaxed);
         let is_due = now >= last + WARM_UP_INTERVAL.as_micros() as u64;
