@@ -14,7 +14,9 @@
 //! The operator might have sent something since its surroundings were quiet: in a run that went on, or in a loop of its
 //! own. So they are asked once more before its wait is returned.
 
-use std::{any::Any, collections::HashMap, fmt, ops::Deref, sync::Arc, time::Duration};
+use std::{
+    any::Any, collections::HashMap, fmt, future::poll_fn, ops::Deref, pin::pin, sync::Arc, task::Poll, time::Duration,
+};
 
 use super::{
     request::{RequestEnd, TestRequest},
@@ -385,11 +387,19 @@ impl TestRun {
             }
         }
         self.handle.stop();
-        let watchdog = self.watchdog.clone();
-        match watchdog.watch(self.outcome()).await {
-            Some(outcome) => outcome,
-            None => Err(self.timed_out()),
-        }
+        let (watchdog, handle, sinks) = (self.watchdog.clone(), self.handle.clone(), self.sinks.clone());
+        let outcome = {
+            let mut outcome = pin!(self.outcome());
+            let ended = poll_fn(|task| {
+                sinks.iter().for_each(|sink| sink.register(task.waker()));
+                match outcome.as_mut().poll(task) {
+                    Poll::Pending if is_full(&handle, &sinks) => Poll::Ready(None),
+                    polled => polled.map(Some),
+                }
+            });
+            watchdog.watch(ended).await.flatten()
+        };
+        outcome.unwrap_or_else(|| Err(self.timed_out()))
     }
 
     /// True if the operator has all that was sent.
@@ -420,10 +430,17 @@ impl TestRun {
 
     #[cold]
     fn timed_out(&self) -> Error {
-        let status = self.status();
+        let (status, name) = (self.status(), &self.name);
         let what_to_do = match self.sinks.iter().find_map(|sink| sink.full()) {
             Some(port) => {
-                format!("output `{port}` keeps {MAX_KEPT} messages, the maximum: receive them, `.output(..).drain()`")
+                let does = self.what_it_does();
+                return Error::new(
+                    ErrorKind::Stalled,
+                    format!(
+                        "operator `{name}` {does}; output `{port}` keeps {MAX_KEPT} messages, the maximum: receive them, \
+                         `.output(..).drain()`"
+                    ),
+                );
             }
             None if status.running && self.steps_around > 0 => format!(
                 "the run goes on, and {} messages were moved in this call: if it sends without end, receive with `recv`, \
@@ -439,7 +456,7 @@ impl TestRun {
                 "pause the clock for a test of time (`#[tokio::test(start_paused = true)]`), or raise `timeout`".into()
             }
         };
-        let (limit, name) = (self.watchdog.limit(), &self.name);
+        let limit = self.watchdog.limit();
         let text = format!("no step within {limit:?}: operator `{name}` {}; {what_to_do}", self.what_it_does());
         Error::new(ErrorKind::Stalled, text)
     }
@@ -449,6 +466,15 @@ impl TestRun {
             format!("port `{port}` belongs to another operator than `{}`: use the handles of this harness", self.name);
         Error::new(ErrorKind::Usage, text)
     }
+}
+
+/// Whether an output has sent a message that cannot be kept.
+fn is_full(handle: &Handle, sinks: &[Arc<dyn AnySink>]) -> bool {
+    let hubs = handle.0.hubs();
+    sinks.iter().filter_map(|sink| sink.full()).any(|port| {
+        let reader = format!("test:{port}.input");
+        hubs.all.iter().any(|hub| hub.state.name().ends_with(&reader) && hub.state.queued() > 0)
+    })
 }
 
 impl RunCount {

@@ -6,7 +6,7 @@ use std::{
     fmt,
     ops::{Deref, DerefMut},
     sync::Arc,
-    task::Context,
+    task::{Context, Waker},
 };
 
 use crate::{
@@ -72,23 +72,32 @@ pub(super) struct SinkQueue<M> {
     messages: Mutex<VecDeque<Received<M>>>,
     /// The operator that takes them from the output.
     owner: WakerCell,
+    /// Woken when that operator finds no room.
+    refused: WakerCell,
 }
 
 /// A queue for messages of any type.
 pub(super) trait AnySink: Send + Sync {
     /// The port's name, if no more messages can be kept.
     fn full(&self) -> Option<&'static str>;
+
+    /// Registers a waker for when another message comes that cannot be kept.
+    fn register(&self, waker: &Waker);
 }
 
 impl<M: Message> AnySink for SinkQueue<M> {
     fn full(&self) -> Option<&'static str> {
         (lock(&self.messages).len() >= MAX_KEPT).then_some(self.port)
     }
+
+    fn register(&self, waker: &Waker) {
+        self.refused.register(waker);
+    }
 }
 
 impl<M: Message> SinkQueue<M> {
     pub(super) fn new(port: &'static str) -> Arc<Self> {
-        Arc::new(Self { port, messages: Mutex::default(), owner: WakerCell::new() })
+        Arc::new(Self { port, messages: Mutex::default(), owner: WakerCell::new(), refused: WakerCell::new() })
     }
 
     pub(super) fn take(&self) -> Option<Received<M>> {
@@ -141,7 +150,10 @@ impl<M: Message> Condition for RoomForMessage<M> {
         match self.0.full() {
             None => Status::Ready,
             // The test is outside the flow.
-            Some(_) => Status::WaitEvent,
+            Some(_) => {
+                self.0.refused.wake();
+                Status::WaitEvent
+            }
         }
     }
 
