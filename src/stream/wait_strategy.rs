@@ -25,29 +25,24 @@
 //!
 //! # Measurements
 //!
-//! On an H200 (driver 580.159.04, CUDA 13.0, 16 vCPUs, four workers): microseconds beyond the kernel's own time, p50
-//! (p99), and cores kept busy; bench `completion`, `latency`:
+//! On an H200 (driver 580.159.04, CUDA 13.0, 16 vCPUs, four workers), 2026-11-28: microseconds beyond the kernel's own
+//! time, p50 (p99), and cores kept busy; bench `completion`, `latency`:
 //!
 //! | one waiter | 20 us | 200 us | 1 ms | 5 ms |
 //! |---|---|---|---|---|
-//! | a thread that spins in `cuStreamSynchronize` | 6 (12), 1.0 | 6 (11), 1.0 | 6 (12), 1.0 | 7 (13), 1.0 |
-//! | the task polls | 6 (12), 1.4 | 7 (10), 1.5 | 7 (10), 1.5 | 7 (12), 1.4 |
-//! | a scanning thread | 12 (22), 0.4 | 24 (355), 0.8 | 161 (266), 1.0 | 181 (235), 1.0 |
-//! | a callback on a side stream | 38 (797), 0.3 | 237 (892), 0.1 | 617 (961), 0.1 | 679 (1032), 0.0 |
-//! | `Adaptive`, before the warm-up (below) | 6 (12), 1.3 | 7 (15), 1.2 | 17 (47), 0.3 | 17 (31), 0.1 |
-//! | `LowLatency` | 6 (11), 1.2 | 7 (13), 1.2 | 7 (16), 1.2 | 7 (17), 1.2 |
+//! | a thread that spins in `cuStreamSynchronize` | 7 (15), 1.0 | 9 (19), 1.0 | 10 (23), 1.0 | 16 (34), 1.0 |
+//! | the task polls | 8 (16), 1.4 | 9 (20), 1.5 | 10 (29), 1.5 | 13 (30), 1.5 |
+//! | a scanning thread | 18 (44), 0.5 | 29 (235), 0.8 | 52 (319), 1.0 | 78 (302), 1.0 |
+//! | a callback on a side stream | 54 (74), 0.7 | 84 (550), 0.2 | 151 (649), 0.1 | 255 (740), 0.0 |
+//! | `Adaptive` | 9 (25), 1.3 | 9 (20), 1.3 | 12 (45), 0.3 | 14 (38), 0.1 |
+//! | `LowLatency` | 9 (19), 1.3 | 9 (21), 1.3 | 10 (25), 1.3 | 12 (26), 1.3 |
 //!
 //! A sleeping thread takes hundreds of microseconds to wake, whatever wakes it. So the task that is to resume must be
-//! awake when its work ends, and a scanner cannot replace it. At 1 and 5 ms the end was detected as soon as by constant
-//! polling, and yet 10 us were lost: at the next launch, which is slow after a pause on any thread. So a task that polls
-//! for the end of work of more than [`LONG`] also [warms up](Streams::warm_up) the device's launches. Before and after,
-//! medians of three alternating passes on an H200 on 2026-11-28, p50 (p99):
+//! awake when its work ends, and a scanner cannot replace it.
 //!
-//! | | 1 ms | 5 ms |
-//! |---|---|---|
-//! | a thread that spins in `cuStreamSynchronize` | 12 (26), 1.0 | 18 (43), 1.0 |
-//! | `Adaptive`, without | 21 (52), 0.29 | 28 (63), 0.12 |
-//! | `Adaptive`, with | 13 (35), 0.28 | 15 (37), 0.11 |
+//! The next launch after a pause is slow on any thread. So a task that polls for the end of work of more than [`LONG`] also
+//! [warms up](Streams::warm_up) the device's launches. Without that `Adaptive` took 21 (52) us at 1 ms and 28 (63) at 5 ms,
+//! with it 13 (35) and 15 (37): medians of three alternating passes on that day.
 //!
 //! Thousands of awaits a second, and microseconds of processor time for each; `... -- many`:
 //!
@@ -98,13 +93,16 @@ const BURST: Duration = Duration::from_micros(8);
 ///
 /// Median (99th percentile) microseconds from the end of a kernel of 20 us, 1 ms and 5 ms, launch included, to the task
 /// that awaits it, and cores kept busy, on an H200 with 16 processors. A thread that spins in `cuStreamSynchronize`
-/// needs 6 to 7 us and a core (bench `completion`):
+/// needs 7 to 16 us and a core (bench `completion`):
 ///
 /// | | 20 us | 1 ms | 5 ms |
 /// |---|---|---|---|
-/// | `Adaptive` | 6 (12), 1.3 | 17 (47), 0.3 | 17 (31), 0.1 |
-/// | `LowLatency` | 6 (11), 1.2 | 7 (16), 1.2 | 7 (17), 1.2 |
-/// | `Quiet` | 45 (867), 0.3 | 538 (820), 0.1 | 537 (1121), 0.0 |
+/// | `Adaptive` | 9 (25), 1.3 | 12 (45), 0.3 | 14 (38), 0.1 |
+/// | `LowLatency` | 9 (19), 1.3 | 10 (25), 1.3 | 12 (26), 1.3 |
+/// | `Quiet` | 58 (81), 0.8 | 153 (672), 0.1 | 253 (651), 0.0 |
+///
+/// Except with `Quiet`, a task that waits for more than half a millisecond launches an empty kernel, `wakeline_warm_up`, on
+/// a stream of its own shortly before the end: the launch that follows is then quick.
 ///
 /// # What a waker may do
 /// A waker is called on the thread that detects the completion: that of a polling task, the device's completion
@@ -134,7 +132,8 @@ pub enum CompletionMode {
     /// Sleeps while the predicted end is far away, then polls.
     #[default]
     Adaptive,
-    /// Polls as long as there are waiters: the lowest latency, but it may keep a core busy.
+    /// Polls as long as there are waiters: the lowest latency, but it may keep a core busy. In a flow, also keeps a worker
+    /// awake when the next message of an [`Ingress`](crate::Ingress) is expected, if they come at a regular pace.
     LowLatency,
     /// Never polls: the device calls back. The cheapest for long work, with the highest latency.
     Quiet,
