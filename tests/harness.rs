@@ -450,6 +450,48 @@ async fn a_request_that_no_message_answers_says_why() {
     assert!(all.input(all.words).request("late".into()).unwrap_err().is_closed());
 }
 
+/// As behind a service: the failure of the run in which it has dropped them.
+#[tokio::test]
+async fn a_request_that_a_failing_run_drops_gets_the_failure() {
+    struct DropsThenFails(Vec<Reply>);
+
+    impl Operator for DropsThenFails {
+        type Ports = MapPorts<u32, u32>;
+
+        async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+            let number = ports.input.take()?;
+            if number == 0 {
+                self.0.extend(cx.take_replies());
+                return Ok(());
+            }
+            self.0.clear();
+            for number in 0..number {
+                ports.output.send(number).await?;
+                tokio::task::yield_now().await;
+            }
+            Err(Error::other("planned"))
+        }
+    }
+
+    for number in 1..4 {
+        let mut fails = test::operator(DropsThenFails(Vec::new())).start().unwrap();
+        let request = fails.input(fails.input).request(0).unwrap();
+        fails.step().await.unwrap();
+        fails.input(fails.input).send(number).unwrap();
+        let error = fails.output(fails.output).answer(&request).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Operator, "{error}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_was_received_as_a_message_is_no_longer_there() {
+    let mut double = test::operator(map(async |number: u32| Ok(2 * number))).start().unwrap();
+    let request = double.input(double.input).request(21).unwrap();
+    assert_eq!(*double.output(double.output).recv().await.unwrap().unwrap(), 42);
+    let error = double.output(double.output).answer(&request).await.unwrap_err();
+    assert!(error.to_string().contains("one that `recv` or `drain` has returned is no longer there"), "{error}");
+}
+
 /// An operator that is not `Send`.
 struct Tally(Rc<RefCell<Vec<u32>>>);
 

@@ -693,6 +693,7 @@ async fn l6_all_mistakes_are_reported_at_once_and_nothing_runs() {
     flow.connect(twice.output, once.input);
     flow.connect(twice.output, once.input);
     flow.connect(abroad.output, foreign.input);
+    flow.connect(abroad.output, foreign.input);
     flow.connect_with(tight.output, narrow.input, HubOptions::bounded(0));
     flow.connect_with(empty.output, poor.input, HubOptions::bounded(1).envelopes(0).envelope_bytes(64));
     flow.connect(vague.output, far.input);

@@ -16,6 +16,7 @@ use tower::{Service as _, ServiceBuilder, ServiceExt, load_shed::error::Overload
 use wakeline::{
     Service,
     device::{Emulated, Faults},
+    flow::LocalFlow,
     operator::Reply,
     prelude::*,
 };
@@ -843,6 +844,111 @@ async fn e1_a_request_that_is_dropped_outside_a_run_is_unanswered_at_once() {
             within(other).await.unwrap();
         }
     }
+}
+
+/// Drops replies on a thread that it blocks until each caller has its answer.
+struct DropsAndBlocks(mpsc::UnboundedReceiver<Reply>, std::sync::mpsc::Receiver<()>);
+
+impl DropsAndBlocks {
+    fn drop_all(&mut self) {
+        while let Some(reply) = futures::executor::block_on(self.0.recv()) {
+            drop(reply);
+            if self.1.recv().is_err() {
+                return;
+            }
+        }
+    }
+}
+
+struct BlocksARun(DropsAndBlocks);
+
+impl Operator for BlocksARun {
+    type Ports = ();
+
+    async fn compute(&mut self, _ports: &mut (), cx: &mut Cx) -> Result<()> {
+        cx.finish();
+        self.0.drop_all();
+        Ok(())
+    }
+}
+
+struct BlocksBetweenRuns(DropsAndBlocks);
+
+impl Operator for BlocksBetweenRuns {
+    type Ports = ();
+
+    async fn run(&mut self, _ports: &mut (), _cx: &mut Cx) -> Result<()> {
+        self.0.drop_all();
+        Ok(())
+    }
+
+    async fn compute(&mut self, _ports: &mut (), _cx: &mut Cx) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The operator is in no run, or in a run of another flow, which means nothing to the callers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn e1_an_operator_that_blocks_its_thread_delays_no_answer() {
+    for of_other_flow in [false, true] {
+        let (sender, received) = mpsc::unbounded_channel();
+        let (answered, awaited) = std::sync::mpsc::channel();
+        let (mut flow, service) = serving(HandsOver(sender), 1);
+        let (drops, mut other) = (DropsAndBlocks(received, awaited), Flow::new("other"));
+        if of_other_flow {
+            other.add("drops", BlocksARun(drops)).on_own_thread();
+        } else {
+            flow.add("drops", BlocksBetweenRuns(drops)).on_own_thread();
+        }
+        let (running, other) = (flow.spawn().unwrap(), of_other_flow.then(|| other.spawn().unwrap()));
+        for n in 0..quick_or_long(20, 1000) {
+            if n > 0 {
+                answered.send(()).unwrap();
+            }
+            let error = within(service.ask(n)).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unanswered, "{error}");
+        }
+        // The thread is free again.
+        drop(answered);
+        running.abort();
+        within(running).await.unwrap_err();
+        if let Some(other) = other {
+            within(other).await.unwrap();
+        }
+    }
+}
+
+/// The operators of the inner flow end runs of their own on the same thread, meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn e1_an_inner_flow_does_not_decide_about_the_requests_of_its_operator() {
+    struct DropsAndNests;
+
+    impl Operator for DropsAndNests {
+        type Ports = MapPorts<Carried, u32>;
+
+        async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+            drop(ports.input.take()?);
+            let inner = async {
+                let mut inner = LocalFlow::new("inner");
+                let first = inner.add("first", source(async || Ok(None::<u32>)));
+                let last = inner.add("last", sink(async |_: u32| Ok(())));
+                inner.connect(first.output, last.input);
+                inner.run().await
+            };
+            futures::executor::block_on(tokio::task::LocalSet::new().run_until(inner))?;
+            Err(Error::other("planned"))
+        }
+    }
+
+    let mut flow = Flow::new("outer");
+    let carries = flow.add("carries", Carries);
+    let nests = flow.add("nests", DropsAndNests).on_own_thread();
+    flow.connect(carries.output, nests.input);
+    let service: Service<u32, u32> = flow.service("service", carries.input, nests.output);
+    let running = flow.spawn().unwrap();
+    let error = within(service.ask(1)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Operator, "{error}");
+    within(running).await.unwrap_err();
 }
 
 /// One run fails. Of the others, one has not taken its message, and one is in progress.

@@ -66,8 +66,8 @@ impl CudaTypes {
         }
     }
 
-    /// What is added from now on is needed by other kernels. If a struct of theirs has the name of one that is defined, that
-    /// one stays the only one.
+    /// What is added from now on is needed by other kernels, which check it themselves. If a struct of theirs has the name of
+    /// one that is defined, that one stays the only one.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "nothing is compiled"))]
     pub(crate) fn of_other_kernels(&mut self) {
         self.keeps_defined = true;
@@ -86,8 +86,12 @@ impl CudaTypes {
         let alignas = alignment.map(|bytes| format!("alignas({bytes}) ")).unwrap_or_default();
         let (size, align) = (size_of::<T>(), align_of::<T>());
         self.structs.push(name);
+        let definition = format!("struct {alignas}{name} {{\n{fields}}};");
+        if self.keeps_defined {
+            return self.add(&definition);
+        }
         self.add(&format!(
-            "struct {alignas}{name} {{\n{fields}}};\n{checks}static_assert(sizeof({name}) == {size} && alignof({name}) == \
+            "{definition}\n{checks}static_assert(sizeof({name}) == {size} && alignof({name}) == \
              {align}, \"{name} has {size} bytes, aligned to {align}, in Rust\");"
         ));
     }

@@ -82,6 +82,7 @@ fn ports(flow: &Wiring<'_>, problems: &mut Vec<String>) {
         problems.extend(what.map(|what| format!("{what}: connect ports of operators that were added to this flow")));
         let times = made.entry((connection.from, connection.to)).or_insert(0);
         *times += 1;
+        let is_own = own.len() == 2;
         let mut repeated = false;
         for id in own {
             let instead = match decl(flow, id).kind {
@@ -92,7 +93,7 @@ fn ports(flow: &Wiring<'_>, problems: &mut Vec<String>) {
             };
             let again = !used.insert((id.operator, id.port));
             match instead.filter(|_| again) {
-                Some(_) if *times > 1 => repeated = true,
+                Some(_) if *times > 1 => repeated = is_own,
                 Some(instead) if reported.insert((id.operator, id.port)) => {
                     problems.push(format!("port `{}` is connected more than once: {instead}", port_name(flow, id)));
                 }

@@ -11,7 +11,7 @@
 //! A caller receives exactly one of: a response; the error with which an operator
 //! [answered](crate::operator::Reply::fail); the failure of the flow; or an error if the last message that could have
 //! led to a response was dropped, or if the flow ended while an operator kept the request. If an operator drops that
-//! message in a run, the run decides between the last two: see [`deferred_requests`](crate::operator::deferred_requests).
+//! message in a run, the run decides between the last two: see [`run_context`](crate::operator::run_context).
 //!
 //! Callers may be untrusted: of a failure inside the flow they receive only the kind and a general message. The
 //! operator and the cause are in the log, and a failure of the whole flow is also in its own error.
@@ -161,8 +161,9 @@ impl Flow {
 /// memory in its place. A caller that keeps or forgets its responses therefore takes nothing but that memory from the
 /// other callers. If none can be allocated, the request fails with [`OutOfMemory`](ErrorKind::OutOfMemory), and the
 /// envelope stays with its hub. The number of responses that a caller keeps is not limited: limit it where they are
-/// kept. An envelope within an [`Arc`] or a [`Host`](crate::Host) stays with its hub. The flow does not know of it, and
-/// may [stall](ErrorKind::Stalled) while a caller keeps it: do not send such envelopes to callers.
+/// kept. An envelope within an [`Arc`] or a [`Host`](crate::Host) stays with its hub, and the flow does not know that a
+/// caller keeps it. When the hub has no other, the flow fails as [stalled](ErrorKind::Stalled): do not send such envelopes to
+/// callers.
 ///
 /// # Operators that call their own flow
 /// An operator may call a service of its own flow. The flow stalls if room for the request, or the response, depends on

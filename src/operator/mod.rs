@@ -13,7 +13,6 @@ mod busy;
 mod concurrent;
 pub(crate) mod control;
 mod cx;
-pub(crate) mod deferred_requests;
 pub(crate) mod dependency;
 pub(crate) mod erased;
 mod functions;

@@ -11,8 +11,9 @@
 //!   release <── before the wait for the next run <── send: a copy goes along <┘ each await
 //! ```
 //!
-//! The context also keeps the requests that the operator has dropped without an answer: they fail when it is released,
-//! as unanswered, or with the run's failure, which has been recorded by then. See [`deferred_requests`].
+//! A request that the operator drops in a run without an answer does not fail at once: the run might still fail, and the
+//! caller then gets its failure. So while a thread polls an operator, it knows the operator's context, which keeps the
+//! request until it is released. By then a failure of the run has been recorded.
 //!
 //! The context is shared by an operator and its ports, and used only by the operator's task. If no message carries any
 //! of these, a run costs a few loads of a flag.
@@ -30,14 +31,14 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{deferred_requests, operator_task::OperatorTask, status_cell::RunWait};
+use super::{activity::FlowActivity, operator_task::OperatorTask, status_cell::RunWait};
 use crate::{
     condition::Readiness,
     error::Result,
     hub::{
         MergePolicy, Metadata, Reply,
         parcel::{Header, Load},
-        reply::RequestOrigin,
+        reply::{Caller, RequestOrigin},
     },
     mutants::{self, Mutant},
     sync::{Mutex, discard, discard_all, lock},
@@ -46,6 +47,24 @@ use crate::{
 /// At least this many messages with callers are recorded in one run; beyond it, entries whose callers have their
 /// responses are discarded. It bounds the memory of an operator that takes messages without limit in a single run.
 const REMEMBERED: usize = 1024;
+
+scoped_tls::scoped_thread_local! {
+    /// The context of the operator that this thread polls; of the innermost, if that operator polls another flow.
+    static POLLED: RunContext
+}
+
+/// True if this thread polls an operator of the flow, which is in a run.
+pub(crate) fn is_in_run_of(flow: &Arc<FlowActivity>) -> bool {
+    POLLED.is_set()
+        && POLLED.with(|polled| !polled.is_in(phase::BETWEEN_RUNS) && Arc::ptr_eq(polled.task.flow_activity(), flow))
+}
+
+/// Keeps a request, whose drop fails it, until the run that this thread polls has ended.
+pub(crate) fn defer(request: Arc<dyn Caller>) {
+    if POLLED.is_set() {
+        POLLED.with(|polled| polled.keep_dropped(request));
+    }
+}
 
 /// The context of one operator's current run.
 #[derive(Debug)]
@@ -181,7 +200,7 @@ impl RunContext {
     #[inline]
     pub(crate) fn release_unneeded(&self) {
         self.set_phase(phase::BETWEEN_RUNS);
-        if (self.any() || deferred_requests::any()) && !mutants::is(Mutant::MetadataKept) {
+        if self.any() && !mutants::is(Mutant::MetadataKept) {
             self.clear();
         }
     }
@@ -192,7 +211,7 @@ impl RunContext {
     pub(super) fn release_between_runs(&self) {
         if !self.is_in(phase::RUN) {
             self.set_phase(phase::BETWEEN_RUNS);
-            if self.any() || deferred_requests::any() {
+            if self.any() {
                 self.clear();
             }
         }
@@ -202,9 +221,6 @@ impl RunContext {
     fn clear(&self) {
         self.any.store(false, Ordering::Relaxed);
         let mut data = mem::take(&mut *lock(&self.data));
-        let in_this_poll = deferred_requests::take();
-        // The run has ended, successfully or not: what is dropped here is not deferred again.
-        let _at_once = deferred_requests::AtOnce::begin();
         data.leave().iter().for_each(RequestOrigin::exit);
         // Only one thread at a time executes this.
         self.newest.store(self.newest.load(Ordering::Relaxed).max(data.newest), Ordering::Relaxed);
@@ -214,7 +230,6 @@ impl RunContext {
         discard_all(replies.all);
         discard_all(taken_over.all);
         discard_all(dropped.all);
-        discard_all(in_this_poll);
         discard(origin);
         drop(metadata);
     }
@@ -359,25 +374,17 @@ impl RunContext {
         .await
     }
 
-    /// Calls code of the operator inside the span of the messages that it works on. Requests that it drops without an
-    /// answer are deferred.
+    /// Calls code of the operator inside the span of the messages that it works on.
     #[inline]
     pub(crate) fn within<R>(&self, call: impl FnOnce() -> R) -> R {
         /// Leaves the span even if the operator panics: its thread continues with other tasks.
-        struct Leave<'a> {
-            context: &'a RunContext,
-            /// Dropped after the call below.
-            _scope: deferred_requests::PollScope,
-        }
+        struct Leave<'a>(&'a RunContext);
 
         impl Drop for Leave<'_> {
             #[inline]
             fn drop(&mut self) {
-                if deferred_requests::any() {
-                    self.context.keep_dropped();
-                }
-                if self.context.any() {
-                    self.context.leave();
+                if self.0.any() {
+                    self.0.leave();
                 }
             }
         }
@@ -385,29 +392,20 @@ impl RunContext {
         if self.any() {
             self.enter();
         }
-        let _leave = Leave { context: self, _scope: deferred_requests::PollScope::enter() };
-        call()
+        let _leave = Leave(self);
+        POLLED.set(self, call)
     }
 
     #[cold]
-    fn keep_dropped(&self) {
-        let flow = Arc::as_ptr(self.task.flow_activity()).addr();
-        let (own, others): (Vec<_>, Vec<_>) =
-            deferred_requests::take().into_iter().partition(|dropped| dropped.flow == flow);
-        let own = own.into_iter().map(|dropped| Reply::to(dropped.request, None));
-        let forgotten: Vec<_> = self.change_data(|data| own.map(|reply| data.dropped.push(0, reply)).collect());
-        // The end of this run means nothing to the callers of another flow.
-        let _at_once = deferred_requests::AtOnce::begin();
-        discard_all(others);
-        drop::<Vec<Replies>>(forgotten);
+    fn keep_dropped(&self, request: Arc<dyn Caller>) {
+        let forgotten = self.change_data(|data| data.dropped.push(0, Reply::to(request, None)));
+        drop(forgotten);
     }
 
     /// Fails the dropped requests, where no run is in progress.
     #[cold]
     fn fail_dropped(&self) {
-        let dropped = self.change_data(|data| mem::take(&mut data.dropped));
-        let _at_once = deferred_requests::AtOnce::begin();
-        discard_all(dropped.all);
+        discard_all(self.change_data(|data| mem::take(&mut data.dropped)).all);
     }
 
     #[cold]

@@ -651,16 +651,19 @@ impl<M: Message> TestOutput<'_, M> {
         let name = self.run.name.clone();
         let unanswered = || {
             let text = format!(
-                "a request was not answered: operator `{name}` has dropped it or has ended, and output `{port}` has sent no \
-                 message for it"
+                "a request was not answered: operator `{name}` has dropped it or has ended, and output `{port}` has no message \
+                 for it (one that `recv` or `drain` has returned is no longer there)"
             );
             Error::new(ErrorKind::Unanswered, text)
         };
+        // As behind a service, the run that drops a request decides by its own end what the caller gets.
+        let handle = self.run.handle.clone();
+        let end = || request.end().filter(|end| end.is_final() || !handle.0.status(OPERATOR).running);
         let take = || {
             // First: what was dropped before might have left an answer.
-            let end = request.end().map(|end| match end {
+            let end = end().map(|end| match end {
                 RequestEnd::Failed(error) => error.clone(),
-                RequestEnd::Unanswered | RequestEnd::Over => unanswered(),
+                RequestEnd::Unanswered | RequestEnd::Over => handle.failure().unwrap_or_else(unanswered),
             });
             match queue.take_answer(number) {
                 Some(Ok(answer)) => {
@@ -678,8 +681,7 @@ impl<M: Message> TestOutput<'_, M> {
                 None => end.map(Err),
             }
         };
-        let answer =
-            self.next("answer to this request", take, || request.end().is_some() || queue.answers(number)).await?;
+        let answer = self.next("answer to this request", take, || end().is_some() || queue.answers(number)).await?;
         answer.unwrap_or_else(|| Err(unanswered()))
     }
 

@@ -36,6 +36,13 @@ pub(super) enum RequestEnd {
     Over,
 }
 
+impl RequestEnd {
+    /// False if the failure of the current run would be the answer.
+    pub(super) fn is_final(&self) -> bool {
+        !matches!(self, Self::Unanswered)
+    }
+}
+
 /// Shared by all messages that lead back to the request.
 struct TestCaller {
     number: u64,

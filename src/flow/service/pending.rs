@@ -20,7 +20,7 @@ use crate::{
         reply::{Caller, next_number},
     },
     mutants::{self, Mutant},
-    operator::{deferred_requests, operator_task::OperatorTask},
+    operator::{operator_task::OperatorTask, run_context},
     sync::{Mutex, WakerCell, contained, discard, lock, logged},
 };
 
@@ -162,9 +162,8 @@ impl<Res: Send + 'static> Caller for PendingRequest<Res> {
 impl<Res: Send + 'static> Drop for PendingRequest<Res> {
     fn drop(&mut self) {
         lock(&self.pending.open).try_remove(self.slot);
-        if self.is_waiting() && !self.is_deferred && deferred_requests::is_required() {
-            let request = self.deferred();
-            return deferred_requests::defer(request, &self.flow.0.activity);
+        if self.is_waiting() && !self.is_deferred && run_context::is_in_run_of(&self.flow.0.activity) {
+            return run_context::defer(self.deferred());
         }
         self.leave("sent no response, or a hub dropped it");
     }
