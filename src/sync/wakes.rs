@@ -391,7 +391,7 @@ impl<T: 'static> DiscardOnDrop<T> {
         self.0.as_mut()
     }
 
-    // By reference: a container that was moved would be copied once more for each message.
+    // By reference: to move the container copied each message once more, 37 instructions of a hop of 64 bytes.
     #[inline]
     pub(crate) fn take(&mut self) -> Option<T> {
         self.0.take()
