@@ -1,7 +1,10 @@
 //! Cost of a hop: a chain of 32 derived operators, with statistics, that passes a 64-byte host message, against the
 //! same chain of bare tokio tasks over `tokio::sync::mpsc`. Both in this process, alternating.
 //!
-//! `cargo bench -p wakeline-benches --bench hop`
+//! ```sh
+//! cargo bench -p wakeline-benches --bench hop                  # one codegen unit, thin LTO
+//! cargo bench -p wakeline-benches --bench hop --profile user   # what cargo does by default, as in a user's program
+//! ```
 
 #[path = "support/figure.rs"]
 mod figure;
@@ -141,6 +144,7 @@ fn main() {
     if !figure::asked() {
         return;
     }
+    println!("profile = {}", env!("BUILT_IN_PROFILE"));
     let current = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let two = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
     measure("hop.cap1.current", &current, 1, 30_000);

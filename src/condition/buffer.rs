@@ -9,13 +9,11 @@ use std::{
     task::{Context, Poll},
 };
 
-use smallvec::SmallVec;
-
 use super::Readiness;
 use crate::memory::HostAccess;
 
 /// The buffers that the next run waits for.
-pub(crate) type Awaited = SmallVec<[HostAccess; 1]>;
+pub(crate) type Awaited = Vec<HostAccess>;
 
 /// Polls the buffers, and removes those whose data is available.
 pub(crate) fn poll_buffers(awaited: &mut Awaited, cx: &mut Context<'_>) -> Readiness {

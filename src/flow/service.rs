@@ -408,7 +408,7 @@ impl<Req: Message, Res: Message> tower_service::Service<Req> for Service<Req, Re
             Ok(Some(_)) => {
                 // The slot is available to other callers meanwhile.
                 drop(admission);
-                let (service, span) = (self.clone(), DiscardOnDrop::new(span()));
+                let (service, mut span) = (self.clone(), DiscardOnDrop::new(span()));
                 ResponseFuture::new(State::Asks(Mutex::new(Box::pin(async move {
                     let admission = service.admission_for(&mut request).await?;
                     let response = service.send(admission, request, span.take().flatten());

@@ -91,23 +91,25 @@ mod view;
 type Replaced = SmallVec<[RawEnvelope; 2]>;
 
 /// See the [module](self). Only the hub's one [`Sender`](super::ends::Sender) sends, and only its one
-/// [`Receiver`](super::ends::Receiver) takes.
+/// [`Receiver`](super::ends::Receiver) takes. What each message needs comes first.
+#[repr(C, align(64))]
 pub(crate) struct HubCore<M: Message> {
-    pub(super) name: Arc<str>,
     pub(super) queue: Queue<Parcel<M>>,
     /// From which point the waiting times of messages are recorded for the reader.
     pub(super) wait_time_origin: Option<Since>,
+    pub(super) failed: OnceLock<Error>,
+    /// The envelopes that the writer fills.
+    pub(super) blank_pool: Option<Arc<Pool>>,
+    /// The envelopes at the reader's location, which messages are copied to. Absent if the hub copies nothing.
+    pub(super) arrival_pool: Option<Arc<Pool>>,
     /// `Some` if the hub keeps its latest message.
     pub(super) latest: Option<KeptLatest<M>>,
+    pub(super) name: Arc<str>,
     pub(super) reader: Device,
     /// Its messages are forks, whose envelopes come from `arrival_pool`.
     pub(super) forks: bool,
     /// The reader takes envelopes wherever they are.
     pub(super) reads_anywhere: bool,
-    /// The envelopes that the writer fills.
-    pub(super) blank_pool: Option<Arc<Pool>>,
-    /// The envelopes at the reader's location, which messages are copied to. Absent if the hub copies nothing.
-    pub(super) arrival_pool: Option<Arc<Pool>>,
     /// Absent if the hub copies nothing, or from host to host.
     pub(super) copy_stream: Option<Stream>,
     /// The writer is outside the flow: an ingress or a service.
@@ -116,7 +118,6 @@ pub(crate) struct HubCore<M: Message> {
     pub(super) stepped: AtomicBool,
     /// The writer's last request.
     pub(super) writer_request: WriterRequest,
-    pub(super) failed: OnceLock<Error>,
 }
 
 /// The result of an attempt to move a queued message.
@@ -565,8 +566,16 @@ impl<M: Message> HubCore<M> {
     /// The hub's error, if it has failed.
     #[inline]
     pub(crate) fn check(&self) -> Result<()> {
-        self.failed.get().map_or(Ok(()), |error| Err(error.clone()))
+        match self.failed.get() {
+            None => Ok(()),
+            Some(error) => cloned(error),
+        }
     }
+}
+
+#[cold]
+fn cloned(error: &Error) -> Result<()> {
+    Err(error.clone())
 }
 
 impl<M: Message> fmt::Debug for HubCore<M> {

@@ -13,7 +13,7 @@
 //! Does not depend on any device, like [`queue`](super::queue), and is model-checked with it in
 //! `tests/loom/queue.rs`.
 
-use crate::sync::{AtomicBool, Ordering, discard, wake, wake_shared};
+use crate::sync::{AtomicBool, KeptWaker, Ordering, discard, wake};
 use std::{
     sync::{Arc, OnceLock},
     task::Waker,
@@ -34,7 +34,7 @@ pub(super) struct EndWaker {
     closed: AtomicBool,
     /// The first waker that the end was polled with. An operator's waker is always the same, so it is kept here and
     /// never cloned per message.
-    waker: OnceLock<Arc<Waker>>,
+    waker: OnceLock<KeptWaker>,
     /// Whether the next change wakes the first waker. Written under the lock and read without it: a caller that reads
     /// `true` will also be woken for changes that were made before the read.
     waits: AtomicBool,
@@ -44,10 +44,14 @@ pub(super) struct EndWaker {
 #[derive(Debug, Default)]
 pub(super) struct SecondWaker(Option<Waker>);
 
-/// A clone of a waker that is not the end's first one, made before the queue's lock is taken. After the lock is released
-/// it contains the waker to drop.
+/// Clones of a waker that is not the end's first one, made before the queue's lock is taken. After the lock is released
+/// it contains the wakers to drop.
 #[must_use]
-pub(super) struct UnknownWaker(Option<Waker>);
+pub(super) struct UnknownWaker {
+    waker: Option<Waker>,
+    /// For a waker that might become the first one.
+    shared: Option<Arc<Waker>>,
+}
 
 impl SecondWaker {
     pub(super) fn take(&mut self) -> Option<Waker> {
@@ -72,8 +76,11 @@ impl Drop for UnknownWaker {
     #[inline]
     fn drop(&mut self) {
         // Present only for the first message of an end.
-        if let Some(waker) = self.0.take() {
+        if let Some(waker) = self.waker.take() {
             discard(waker);
+        }
+        if let Some(shared) = self.shared.take() {
+            discard(shared);
         }
     }
 }
@@ -81,7 +88,7 @@ impl Drop for UnknownWaker {
 /// A wake-up to deliver after the lock is released.
 #[must_use]
 pub(super) struct PendingWake<'a> {
-    first: Option<&'a Arc<Waker>>,
+    first: Option<&'a KeptWaker>,
     other: Option<Waker>,
 }
 
@@ -113,7 +120,13 @@ impl EndWaker {
     /// Whether the next change will wake this waker. Called without the lock; false negatives are possible.
     #[inline]
     pub(super) fn is_registered_for_change(&self, waker: &Waker) -> bool {
-        self.waits.load(Ordering::Acquire) && self.is_first_waker(waker)
+        self.is_waiting() && self.is_first_waker(waker)
+    }
+
+    /// Whether the next change will wake the first waker. Called without the lock; false negatives are possible.
+    #[inline]
+    pub(super) fn is_waiting(&self) -> bool {
+        self.waits.load(Ordering::Acquire)
     }
 
     /// Whether this is the waker that is woken by everything that concerns the end, whatever it waits for.
@@ -132,15 +145,19 @@ impl EndWaker {
     /// runs user code.
     #[inline]
     pub(super) fn clone_unknown(&self, waker: &Waker) -> UnknownWaker {
-        UnknownWaker(if self.is_first_waker(waker) { None } else { Some(waker.clone()) })
+        match self.waker.get() {
+            Some(first) if first.will_wake(waker) => UnknownWaker { waker: None, shared: None },
+            Some(_) => UnknownWaker { waker: Some(waker.clone()), shared: None },
+            None => UnknownWaker { waker: Some(waker.clone()), shared: Some(Arc::new(waker.clone())) },
+        }
     }
 
     /// Registers `waker` for the next change. `clone` is of the same waker.
     pub(super) fn register(&self, other: &mut SecondWaker, waker: &Waker, clone: &mut UnknownWaker) {
         if self.is_first_waker(waker) || self.set_first_waker(clone) {
             self.waits.store(true, Ordering::Release);
-        } else if !other.0.as_ref().is_some_and(|kept| kept.will_wake(waker)) && clone.0.is_some() {
-            std::mem::swap(&mut other.0, &mut clone.0);
+        } else if !other.0.as_ref().is_some_and(|kept| kept.will_wake(waker)) && clone.waker.is_some() {
+            std::mem::swap(&mut other.0, &mut clone.waker);
         }
     }
 
@@ -153,10 +170,13 @@ impl EndWaker {
 
     /// Stores the first waker, which is kept from then on. Called under the lock. Returns true if this was the first.
     fn set_first_waker(&self, clone: &mut UnknownWaker) -> bool {
-        if self.waker.get().is_some() {
+        let UnknownWaker { waker, shared } = clone;
+        // Both, or neither: without a shared copy there was a first waker before the lock was taken.
+        if self.waker.get().is_some() || shared.is_none() {
             return false;
         }
-        let first = clone.0.take().map(|first| self.waker.set(Arc::new(first)));
+        let first =
+            waker.take().zip(shared.take()).map(|(waker, shared)| self.waker.set(KeptWaker::new(waker, shared)));
         first.is_some()
     }
 
@@ -183,7 +203,7 @@ impl PendingWake<'_> {
     #[inline]
     pub(super) fn wake(self) {
         if let Some(first) = self.first {
-            wake_shared(first);
+            first.wake();
         }
         if let Some(other) = self.other {
             wake(other);

@@ -89,28 +89,32 @@ pub(crate) struct Version {
     ready: usize,
 }
 
-/// A bounded queue with one writer and one reader.
+/// A bounded queue with one writer and one reader. The order of the fields keeps what each message needs together: a hop
+/// touches four cache lines here, and not six.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Queue<M> {
-    capacity: usize,
-    when_full: WhenFull,
     /// The number of messages in the queue, and how many of the first of them are ready. Written under the lock, read
     /// without it.
     len: AtomicUsize,
     ready: AtomicUsize,
-    /// The number of messages that are not ready. Stored on its own, since `len` and `ready` are written one after the other.
-    unready: AtomicUsize,
+    capacity: usize,
+    when_full: WhenFull,
     reader: EndWaker,
     writer: EndWaker,
+    /// The number of messages that are not ready. Stored on its own, since `len` and `ready` are written one after the other.
+    unready: AtomicUsize,
     state: Mutex<State<M>>,
 }
 
 #[derive(Debug)]
+#[repr(C)]
 struct State<M> {
     messages: VecDeque<Slot<M>>,
     /// The number of the last message that was pushed, counted from 1.
     number: u64,
-    counts: Counts,
+    /// The first message was read already.
+    seen: bool,
     moving: bool,
     /// `begin_move` was called during a move.
     move_again: bool,
@@ -118,12 +122,11 @@ struct State<M> {
     dropped_in_move: bool,
     /// How many of the first messages are reserved for the reader.
     reserved: usize,
-    /// The first message was read already.
-    seen: bool,
-    /// The number of the message that the reader has taken out of its slot to peek at; 0: none.
-    peeked: u64,
     reader: SecondWaker,
     writer: SecondWaker,
+    counts: Counts,
+    /// The number of the message that the reader has taken out of its slot to peek at; 0: none.
+    peeked: u64,
 }
 
 /// A message's slot in the queue.
@@ -301,10 +304,14 @@ impl<M: 'static> Queue<M> {
         }
         // Only if this waker is known, and not another of the same end: it must be woken when the reader closes,
         // whatever it waits for next.
-        if self.has_room(1) && self.writer.is_first_waker(waker) {
-            return Answer::Yes;
+        if !self.writer.is_first_waker(waker) {
+            return self.wait_for_room(waker);
         }
-        if self.writer.is_registered(waker, interest) { Answer::Wait } else { self.wait_for_room(waker) }
+        match interest {
+            _ if self.has_room(1) => Answer::Yes,
+            Interest::Change if !self.writer.is_waiting() => self.wait_for_room(waker),
+            _ => Answer::Wait,
+        }
     }
 
     #[inline(never)]
@@ -342,10 +349,13 @@ impl<M: 'static> Queue<M> {
         if is_full && !self.when_full.may_lose_ready() {
             return self.push_to_full(&mut state);
         }
+        // Not as an `Option`: its copy would read the message at other offsets than those at which it was just written,
+        // and wait for each write.
+        let Some(message) = place.take() else { return Pushed::NotQueued };
         let mut left = self.ready();
         state.number += 1;
         let number = state.number;
-        state.messages.push_back(Slot { number, message: place.take() });
+        state.messages.push_back(Slot { number, message: Some(message) });
         let pushed = if is_full { drop_oldest_for(&mut state, place, &mut left) } else { Pushed::Queued };
         self.publish(&state, left + usize::from(ready));
         if ready {
@@ -498,10 +508,16 @@ impl<M: 'static> Queue<M> {
         if self.ready() == 0 {
             return None;
         }
+        // Known to be empty below: the message is copied once, from its slot into place.
+        if let Some(before) = place.take() {
+            discard(before);
+        }
         let mut state = lock(&self.state);
         let left = self.ready().checked_sub(1)?;
-        let Slot { number, message } = state.messages.pop_front()?;
-        *place = message;
+        let slot = state.messages.front_mut()?;
+        let number = slot.number;
+        *place = slot.message.take();
+        state.messages.pop_front();
         self.publish(&state, left);
         state.reserved = state.reserved.saturating_sub(1);
         if !std::mem::take(&mut state.seen) {

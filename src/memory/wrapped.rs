@@ -275,7 +275,7 @@ impl<O: Send + 'static> Wrapped<O> {
     ///
     /// # Cancel safety
     /// Dropping the future drops the memory, after its last use.
-    pub async fn into_inner(self) -> Result<O> {
+    pub async fn into_inner(mut self) -> Result<O> {
         let gone = || {
             let text = "the memory is gone: `Buffer::into_cudarc` has taken it, or the program ended";
             Error::new(ErrorKind::Closed, text)

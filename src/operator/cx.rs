@@ -35,11 +35,12 @@ use crate::{
 };
 
 /// An operator's context: its name, its device and stream, and the wait for its next run.
+#[repr(C)]
 pub struct Cx {
+    work: WorkContext,
+    pub(super) run_loop: RunLoop,
     device: Device,
     flow: Arc<FlowContext>,
-    pub(super) run_loop: RunLoop,
-    work: WorkContext,
     memory: RunMemory,
     stream_source: OwnStreams,
     /// The ports named in its conditions.

@@ -161,30 +161,37 @@ pub(crate) struct Woken {
 #[derive(Debug)]
 pub(crate) struct Parking {
     group: Arc<CachePadded>,
-    /// The operator's two bits in the group's word, and both together.
+    /// The first of the operator's two bits in the group's word.
     token: usize,
-    no_poll: usize,
-    bits: usize,
 }
 
 impl Parking {
     /// The state of one of the operators of `tokens`.
     pub(crate) fn new(tokens: &Tokens, operator: usize) -> Self {
-        let token = 1 << (operator % GROUP * BITS);
-        let (no_poll, bits) = (token << 1, token | token << 1);
-        Self { group: tokens.states[operator / GROUP].clone(), token, no_poll, bits }
+        Self { group: tokens.states[operator / GROUP].clone(), token: 1 << (operator % GROUP * BITS) }
+    }
+
+    #[inline]
+    fn no_poll(&self) -> usize {
+        self.token << 1
+    }
+
+    /// Both bits.
+    #[inline]
+    fn bits(&self) -> usize {
+        self.token | self.no_poll()
     }
 
     /// Begins a poll of the operator's task. If the operator was parked, no wake has taken a token for it.
     #[inline]
     pub(crate) fn begin(&self, tokens: &Tokens) {
         let seen = self.group.0.load(Ordering::SeqCst);
-        if seen & self.bits == 0 {
+        if seen & self.bits() == 0 {
             let _ = self.raise(tokens, self.token);
-        } else if seen & self.no_poll != 0 {
+        } else if seen & self.no_poll() != 0 {
             // Only if the state shows a wake: a wake that it does not show yet causes another poll. Not a plain store,
             // since writes before that wake must be visible to the conditions that are polled next.
-            self.group.0.fetch_and(!self.no_poll, Ordering::SeqCst);
+            self.group.0.fetch_and(!self.no_poll(), Ordering::SeqCst);
         }
     }
 
@@ -202,7 +209,7 @@ impl Parking {
     pub(crate) fn park(&self, tokens: &Tokens) -> bool {
         let word = &self.group.0;
         let mut seen = word.load(Ordering::SeqCst);
-        while seen & self.bits == self.token {
+        while seen & self.bits() == self.token {
             let left = seen & !self.token;
             match word.compare_exchange(seen, left, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => return tokens.token_returned(left),
@@ -222,7 +229,7 @@ impl Parking {
     /// once.
     #[inline]
     pub(crate) fn wake(&self, tokens: &Tokens) -> Woken {
-        self.raise(tokens, self.bits)
+        self.raise(tokens, self.bits())
     }
 
     /// Returns the token of an operator that has ended, for good. True if that was the last one.
@@ -235,18 +242,18 @@ impl Parking {
 
     #[inline]
     pub(crate) fn is_parked(&self) -> bool {
-        self.group.0.load(Ordering::SeqCst) & self.bits == 0
+        self.group.0.load(Ordering::SeqCst) & self.bits() == 0
     }
 
     /// True if the operator was polled since it was last woken.
     pub(crate) fn is_polled_since_wake(&self) -> bool {
-        self.group.0.load(Ordering::SeqCst) & self.no_poll == 0
+        self.group.0.load(Ordering::SeqCst) & self.no_poll() == 0
     }
 
     /// Like `is_parked`, and makes the caller's earlier writes visible to the operator's next poll: the word is
     /// written, with its value unchanged.
     pub(crate) fn publish_and_check_parked(&self) -> bool {
-        self.group.0.fetch_or(0, Ordering::SeqCst) & self.bits == 0
+        self.group.0.fetch_or(0, Ordering::SeqCst) & self.bits() == 0
     }
 
     /// Sets bits of the operator's state, unless it has ended. The word is written even if nothing changes, so that
@@ -257,7 +264,7 @@ impl Parking {
         let mut seen = word.load(Ordering::SeqCst);
         let mut last = false;
         loop {
-            if seen & self.bits == self.no_poll {
+            if seen & self.bits() == self.no_poll() {
                 return Woken { first: false, last };
             }
             let first_token = seen & TOKENS == 0;
@@ -265,7 +272,7 @@ impl Parking {
                 tokens.count_group();
             }
             match word.compare_exchange(seen, seen | state, Ordering::SeqCst, Ordering::SeqCst) {
-                Ok(_) => return Woken { first: seen & self.no_poll == 0, last },
+                Ok(_) => return Woken { first: seen & self.no_poll() == 0, last },
                 Err(now) => {
                     // Another thread was faster: it gave the group its first token, and counted it as well.
                     last |= first_token && tokens.uncount_group();

@@ -62,19 +62,21 @@ impl Connections for Many {
 
 /// A port that receives messages from one connection: a field of a struct that derives [`Ports`](macro@crate::Ports),
 /// marked `#[input]`. [`Inputs`](super::Inputs) is the same for several connections.
+#[repr(C)]
 pub struct Input<M: Message, C: Connections = One> {
+    // What each message needs comes first: two cache lines.
     pub(super) queues: C::Queues<M>,
+    pub(super) context: Arc<RunContext>,
+    /// `None` if the port waits for one message of each connection.
+    pub(super) wait: Option<Box<InputWait>>,
     /// All messages that were taken, from any connection. Of these, `reread` had been taken before, and `untaken` were
     /// passed to workers that did not take them.
     pub(super) traffic: Traffic,
+    pub(super) tickets: TakenTickets,
     pub(super) reread: Traffic,
     pub(super) untaken: Traffic,
-    pub(super) tickets: TakenTickets,
-    pub(super) context: Arc<RunContext>,
     /// The messages of a batch; kept for its capacity.
     pub(super) batch: BatchBuffer<M>,
-    /// `None` if the port waits for one message of each connection.
-    pub(super) wait: Option<Box<InputWait>>,
     /// At least one of its hubs keeps the latest value.
     pub(super) keeps_latest: bool,
     pub(super) turns: Turns,
@@ -88,6 +90,8 @@ impl<M: Message> Input<M> {
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if more messages are taken than the condition promised and none is available. The
     /// error of the message, if its transfer failed.
+    // Inlined, without `take_into`: the caller moves the message from where the queue has put it.
+    #[inline]
     pub fn take(&mut self) -> Result<M> {
         let mut place = DiscardOnDrop::none();
         self.take_into(place.place(), 0, true)?;
@@ -208,7 +212,7 @@ impl<M: Message, C: Connections> Input<M, C> {
     }
 
     /// Like `take_from`, into `place`, where the message stays until its destructor may run.
-    #[inline]
+    #[inline(never)]
     fn take_into(&mut self, place: &mut Option<Parcel<M>>, connection: usize, reread: bool) -> Result<()> {
         let queue = &mut self.queues.as_mut()[connection];
         let before = queue.last();

@@ -9,6 +9,8 @@ use std::{
     task::{Context, Poll},
 };
 
+use futures::future::BoxFuture;
+
 use super::{
     handle::OutputHandle,
     operator_streams::OperatorStreams,
@@ -41,16 +43,18 @@ use crate::{
 ///
 /// With several readers, a message is sent when all have room: the slowest sets the pace, unless its hub drops messages
 /// instead of making the writer wait. A reader that has ended is skipped; the output is closed when all have ended.
+#[repr(C)]
 pub struct Output<M: Message> {
-    pub(super) readers: Readers<M>,
+    // What each message needs comes first.
     /// The room that the port waits for.
     pub(super) room: Room,
-    pub(super) traffic: Traffic,
-    /// `None` on the host.
-    pub(super) streams: Option<Arc<OperatorStreams>>,
     pub(super) context: Arc<RunContext>,
+    pub(super) traffic: Traffic,
     /// The stream that messages carry, if [`set_stream`](Self::set_stream) was called.
     pub(super) stream: Option<Stream>,
+    /// `None` on the host.
+    pub(super) streams: Option<Arc<OperatorStreams>>,
+    pub(super) readers: Readers<M>,
     /// Messages that workers have sent, to be forwarded.
     pub(super) backlog: Option<Box<OutboxQueue<M>>>,
     /// The access that the host waits for before it can copy the first message of the backlog.
@@ -103,9 +107,8 @@ impl<M: Message> Output<M> {
         loop {
             self.send_if_room(place)?;
             let Some(parcel) = place else { return Ok(()) };
-            if let Some(pending) = self.readers.pending() {
-                // Boxed, since it is rare and large: every operator's future would reserve space for it.
-                Box::pin(pending.wait()).await?;
+            if let Some(pending) = self.pending_access() {
+                pending.await?;
                 continue;
             }
             let answer = poll_fn(|task| {
@@ -120,6 +123,13 @@ impl<M: Message> Output<M> {
                 return Err(self.readers.closed());
             }
         }
+    }
+
+    /// A wait for the access that the host needs before it can copy the message that was not sent. Boxed, since it is
+    /// rare and large: every operator's future would reserve space for it.
+    #[cold]
+    fn pending_access(&mut self) -> Option<BoxFuture<'static, Result<()>>> {
+        self.readers.pending().map(|pending| Box::pin(pending.wait()) as _)
     }
 
     /// Sends a message if all hubs whose readers have not ended have room.

@@ -66,19 +66,20 @@ pub(crate) fn defer(request: Arc<dyn Caller>) {
     }
 }
 
-/// The context of one operator's current run.
+/// The context of one operator's current run. What each run reads and writes comes first.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct RunContext {
-    operator: Arc<str>,
-    task: Arc<OperatorTask>,
-    /// The task's own waker, which the operator's ports keep.
-    waker: Waker,
-    policy: MergePolicy,
     any: AtomicBool,
     /// One of [`phase`].
     phase: AtomicU8,
     /// Messages taken in this run, or since the last [`take_replies`](Self::take_replies).
     taken: AtomicUsize,
+    task: Arc<OperatorTask>,
+    /// The task's own waker, which the operator's ports keep.
+    waker: Waker,
+    operator: Arc<str>,
+    policy: MergePolicy,
     /// The greatest number among the origins of earlier runs.
     newest: AtomicU64,
     data: Mutex<ContextData>,

@@ -52,20 +52,21 @@ use crate::{
     sync::{contained, wake_again},
 };
 
-/// The state of the loop of one operator, or of one section.
+/// The state of the loop of one operator, or of one section. The fields that each run uses come first: two cache lines.
+#[repr(C)]
 pub(crate) struct RunLoop {
-    pub(super) name: Arc<str>,
     pub(super) task: Arc<OperatorTask>,
     /// The task's own waker, which the conditions of its runs keep. `None` while they are polled.
     waker: Option<Waker>,
+    /// The conditions of every run besides its ports.
+    conditions: Option<Box<Conditions>>,
+    runs: u64,
+    /// The number of polls until it yields to other tasks.
+    polls_left: u32,
     /// Its ports describe waits that their hubs do not know.
     pub(super) ports_notify: bool,
     /// Some of its ports are linked to hubs of chunks.
     pub(super) linked: bool,
-    /// The conditions of every run besides its ports.
-    conditions: Option<Box<Conditions>>,
-    /// The buffers that the next run waits for.
-    awaited: Awaited,
     /// Its published status lists what it waits for besides its hubs.
     has_lacks: bool,
     /// Its wait for the next run might be one of several concurrent waits.
@@ -77,14 +78,16 @@ pub(crate) struct RunLoop {
     calls_after: bool,
     running: bool,
     finished: bool,
-    /// The error with which it failed between two runs.
-    failure: Option<Error>,
-    runs: u64,
-    /// The number of polls until it yields to other tasks.
-    polls_left: u32,
-    spin_detector: SpinDetector,
+    /// It has waited since a claim was last refused.
+    waited: bool,
+    /// The buffers that the next run waits for.
+    awaited: Awaited,
     /// Runs from the first run since the operator last waited.
     pub(super) busy: BusyClock,
+    spin_detector: SpinDetector,
+    /// The error with which it failed between two runs.
+    failure: Option<Error>,
+    pub(super) name: Arc<str>,
 }
 
 impl RunLoop {
@@ -105,6 +108,7 @@ impl RunLoop {
             calls_after: true,
             running: false,
             finished: false,
+            waited: false,
             failure: None,
             runs: 0,
             polls_left: MAX_STREAK,
@@ -143,7 +147,8 @@ impl RunLoop {
     #[cold]
     fn poll_again(&mut self, task: &Context<'_>) -> Poll<bool> {
         let what = self.conditions.as_ref().and_then(|conditions| conditions.refused());
-        if let Some(error) = self.spin_detector.refused(self.runs, what) {
+        let waited = std::mem::take(&mut self.waited);
+        if let Some(error) = self.spin_detector.refused(self.runs, waited, what) {
             return self.fail(error);
         }
         wake_again(task.waker());
@@ -167,7 +172,7 @@ impl RunLoop {
         if asked.is_never() {
             return Poll::Ready(false);
         }
-        self.spin_detector.waits();
+        self.waited = true;
         match asked {
             Readiness::WAIT if self.conditions.is_none() && !self.ports_notify => {
                 if self.has_lacks {

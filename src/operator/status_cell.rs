@@ -16,13 +16,14 @@ use crate::{
     sync::{Mutex, lock},
 };
 
-/// The status of one operator.
+/// The status of one operator. The two numbers that each turn writes come first.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct StatusCell {
     /// One of [`code`] and, in the bits above it, the time of `WAIT_TIME`, in nanoseconds since `made`.
     state: AtomicU64,
-    made: Instant,
     runs: AtomicU64,
+    made: Instant,
     /// What the operator waits for besides its hubs.
     lacks: Mutex<Vec<String>>,
     /// Some of these waits are not at its ports: any event might end such a wait.

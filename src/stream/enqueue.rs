@@ -57,7 +57,7 @@ impl Stream {
             discard(function);
             return Err(recorder::one_shot_error());
         }
-        let function = DiscardOnDrop::new(function);
+        let mut function = DiscardOnDrop::new(function);
         let call = move || function.take().into_iter().for_each(|function| function());
         let mut function: Option<HostFunction> = Some(Box::new(call));
         let ticket = self.enqueue_point(|backend, raw| backend.host_function(raw, &mut function));

@@ -33,8 +33,8 @@ pub(crate) use mutex::{Condvar, Level, Mutex, MutexGuard, assert_unlocked, is_un
 pub(crate) use proxy::{ProxyWaker, proxied};
 pub(crate) use suspend::{on_user_code, resume, suspend};
 pub(crate) use wakes::{
-    Chain, Deferred, DiscardOnDrop, WakeList, assert_may_wake, contained, discard, discard_all, discard_cause, later,
-    limit_depth, log, logged, wake, wake_again, wake_shared,
+    Chain, Deferred, DiscardOnDrop, KeptWaker, WakeList, assert_may_wake, contained, discard, discard_all,
+    discard_cause, later, limit_depth, log, logged, wake, wake_again, wake_shared,
 };
 
 /// [`Mutex::at`] for the protocols, whose model checks use another mutex.

@@ -14,7 +14,8 @@ mod when_full;
 
 use std::{
     future::poll_fn,
-    task::{Poll, Waker},
+    pin::pin,
+    task::{Context, Poll, Waker},
 };
 
 use self::{
@@ -24,13 +25,23 @@ use self::{
 };
 use crate::sync::model;
 use loom::{
-    future::block_on,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
 };
+
+/// Polls with a waker that its clones equal, as those of an operator do. The one that loom polls with does not: the queue
+/// would not recognise it, and register it anew at each poll.
+fn block_on<F: Future>(future: F) -> F::Output {
+    let (mut future, mut own) = (pin!(future), None);
+    loom::future::block_on(poll_fn(|cx| {
+        let own = own.get_or_insert_with(|| cx.waker().clone());
+        assert!(own.clone().will_wake(own));
+        future.as_mut().poll(&mut Context::from_waker(own))
+    }))
+}
 
 fn push(queue: &Queue<u32>, message: u32, ready: bool) -> Pushed {
     queue.push(&mut Some(message), ready)

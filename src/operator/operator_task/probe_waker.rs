@@ -92,7 +92,7 @@ impl OperatorTask {
             Ok(answer) => {
                 if self.status.in_run().is_some() {
                     // The current poll might have reached other waits besides this one.
-                    let others = *lock(&self.poll.in_run);
+                    let others = *lock(&self.in_run);
                     match others {
                         None => self.publish_running(),
                         Some(others) => self.publish_in_run(others),
@@ -104,7 +104,7 @@ impl OperatorTask {
             Err(asked) => {
                 let alone = ours && asked.needs_others();
                 self.note_wait(alone);
-                let mut in_run = lock(&self.poll.in_run);
+                let mut in_run = lock(&self.in_run);
                 let all = in_run.map_or(what, |others| others.and(what));
                 *in_run = Some(all);
                 drop(in_run);
@@ -128,7 +128,7 @@ impl OperatorTask {
         task: &mut Context<'_>,
         wait: impl FnOnce(&mut Context<'_>) -> Poll<T>,
     ) -> Poll<T> {
-        let among = lock(&self.poll.in_run).is_some_and(RunWait::asks);
+        let among = lock(&self.in_run).is_some_and(RunWait::asks);
         self.status.add_ingress_wait(ask, among);
         self.poll_port(&Waker::from(self.clone()), RunWait::ASKS, task, |task| match wait(task) {
             Poll::Ready(answer) => Ok(answer),
@@ -174,7 +174,7 @@ impl OperatorTask {
     #[cold]
     pub(super) fn end_wait(&self, pending: bool, probe: &mut ProbeGuard) -> bool {
         // The next poll reaches all waits again that are still pending.
-        *lock(&self.poll.in_run) = None;
+        *lock(&self.in_run) = None;
         match self.poll.waits.decide(pending, || probe.clones()) {
             Decision::KeepToken => true,
             Decision::Park => {
