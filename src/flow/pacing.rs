@@ -255,24 +255,24 @@ mod tests {
         assert!(Pacing::new(CompletionMode::Adaptive, Some(device), Waker::noop().clone()).is_none());
         assert!(Pacing::new(low, Some(Device::host()), Waker::noop().clone()).is_none());
         let (waker, idle_waker) = (Waker::from(task.clone()), Waker::from(idle.clone()));
-        let (mut cx, mut idle_cx) = (Context::from_waker(&waker), Context::from_waker(&idle_waker));
+        let (cx, idle_cx) = (Context::from_waker(&waker), Context::from_waker(&idle_waker));
 
         let (now, hour) = (Instant::now(), Duration::from_secs(3600));
         let expected = || ExpectedSend { window: Some(Window { from: now, until: now + hour }), ..Default::default() };
         let (mut first, mut second) = (expected(), expected());
-        first.poll(&pacing, &mut cx);
-        second.poll(&other, &mut idle_cx);
+        first.poll(&pacing, &cx);
+        second.poll(&other, &idle_cx);
         assert_eq!((woken(&task), woken(&idle)), (1, 0), "the first one spins, and the worker is awake for both");
         // The message comes: the worker is left to its reader.
         pacing.note_send();
-        first.poll(&pacing, &mut cx);
+        first.poll(&pacing, &cx);
         assert_eq!((woken(&task), woken(&operator)), (1, 0));
-        second.poll(&other, &mut idle_cx);
+        second.poll(&other, &idle_cx);
         assert_eq!(woken(&idle), 1, "another one may spin");
 
         // Overdue: it does not spin, and the next send wakes the operator.
         first.window = Some(Window { from: now, until: now });
-        first.poll(&pacing, &mut cx);
+        first.poll(&pacing, &cx);
         assert_eq!((woken(&task), woken(&operator)), (1, 0));
         while pacing.opened.elapsed() < MIN_PERIOD {
             std::hint::spin_loop();
