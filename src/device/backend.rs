@@ -672,7 +672,7 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Makes the next launch quick. Called now and then by a task that polls for the end of long work; must not block.
+    /// Makes the next launch quick. Called now and then by a task that polls: takes no longer than a launch.
     fn warm_up(&self) -> Result<()> {
         Ok(())
     }

@@ -34,17 +34,6 @@ impl Ticks {
         Self(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
     }
 
-    #[cfg(test)]
-    pub(crate) fn at(ticks: u64) -> Self {
-        Self(ticks)
-    }
-
-    /// A number of this many bits that differs from one reading to the next without a pattern.
-    #[inline]
-    pub(crate) fn scattered(self, bits: u32) -> u32 {
-        (self.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - bits)) as u32
-    }
-
     /// Ticks from `earlier` to this.
     #[inline]
     pub(crate) fn since(self, earlier: Self) -> u64 {

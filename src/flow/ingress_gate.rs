@@ -139,7 +139,7 @@ impl<M: Message> IngressGate<M> {
             activity: cx.operator_task().activity().clone(),
             boundary: Boundary::of_callers(cx.operator_task().activity().clone(), errors),
             owner: cx.waker(),
-            pacing: Pacing::new(cx.completion_mode(), reader, cx.waker()),
+            pacing: Pacing::of(cx, reader),
             operator: cx.operator_task().operator(),
             flow: cx.flow(),
         })

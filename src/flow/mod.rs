@@ -127,7 +127,8 @@ impl Flow {
         }
         let streams = StreamSettings { mode: self.mode, timed: self.device_times };
         let (gates, spawn) = (self.gates.clone(), spawn::spawner(self.threads));
-        let surroundings = Arc::new(FlowContext { streams, gates, control: control.clone(), spawn });
+        let is_local = self.threads == spawn::Threads::This;
+        let surroundings = Arc::new(FlowContext { is_local, streams, gates, control: control.clone(), spawn });
         // Before the operators take their conditions.
         let waits = |connection: &Connection| {
             let Connection { from, to, .. } = *connection;

@@ -13,8 +13,8 @@
 //!                                    └─> expects the next one: sleeps until then
 //! ```
 //!
-//! With an irregular pace, or one faster than the workers fall asleep, nothing is expected and nothing spins. Of all
-//! ingresses whose readers are on one device, one spins at a time: the others find its worker awake.
+//! With an irregular pace, or one faster than the workers fall asleep, nothing is expected and nothing spins; nor on a runtime
+//! with one worker. Of all ingresses whose readers are on one device, one spins at a time: the others find its worker awake.
 //!
 //! Bench `paced`, one message of 64 KiB a millisecond on an H200, microseconds from the send to the data at the sink, p50
 //! (p99), where a thread that spins takes 59 (82) and a full core: 129 (310) at 0.17 cores before this, 82 (152) at 0.39
@@ -29,22 +29,23 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tokio::runtime::Handle;
+
 use crate::{
     CompletionMode,
     device::Device,
+    operator::Cx,
     stream::{Streams, WakeAlarm},
     sync::wake_again,
 };
 
-/// Messages that come faster find the workers awake.
-const MIN_PERIOD: Duration = Duration::from_micros(300);
+/// Messages that come faster find the workers awake. Of slower ones, some tens of microseconds are no longer much.
+const PERIOD: (Duration, Duration) = (Duration::from_micros(300), Duration::from_millis(100));
 /// The bounds of the time that is spent spinning before a message is expected, a quarter of the period: a timer and a worker
 /// must wake before that.
 const LEAD: (Duration, Duration) = (Duration::from_micros(100), Duration::from_micros(250));
 /// How long one poll spins, before other tasks of the worker have their turn.
 const BURST: Duration = Duration::from_micros(8);
-/// The largest deviation from the period, relative to it, at which a message is expected.
-const MAX_DEVIATION: f64 = 0.25;
 
 /// The pace of an ingress, as its senders record it.
 pub(super) struct Pacing {
@@ -61,11 +62,18 @@ pub(super) struct Pacing {
 }
 
 impl Pacing {
-    /// `None` if no message is to be expected.
-    pub(super) fn new(mode: CompletionMode, reader: Option<Device>, operator: Waker) -> Option<Self> {
+    /// For an ingress of the operator with this context. `None` if no message is to be expected.
+    pub(super) fn of(cx: &Cx, reader: Option<Device>) -> Option<Self> {
+        // The only worker would have no time for the sender, or for what its tasks wait for: on a runtime with one worker, a
+        // message every 2 ms took 103 to 220 us in place of 24 to 27.
+        let has_more_workers = || Handle::try_current().is_ok_and(|runtime| runtime.metrics().num_workers() > 1);
+        let wanted = cx.completion_mode() == CompletionMode::LowLatency && !cx.is_local() && has_more_workers();
+        Self::new(reader.filter(|_| wanted)?, cx.waker())
+    }
+
+    fn new(reader: Device, operator: Waker) -> Option<Self> {
         // A simulation runs in virtual time, in which nothing takes time to wake.
-        let reader = reader.filter(|reader| !reader.is_host() && reader.backend().simulation().is_none())?;
-        (mode == CompletionMode::LowLatency).then(|| Self {
+        (!reader.is_host() && reader.backend().simulation().is_none()).then(|| Self {
             streams: Streams::of(&reader),
             opened: Instant::now(),
             sent: AtomicU64::new(0),
@@ -80,7 +88,7 @@ impl Pacing {
         let now = self.opened.elapsed().as_nanos() as u64;
         let last = self.last.swap(now, Ordering::Relaxed);
         self.sent.fetch_add(1, Ordering::SeqCst);
-        let is_slow = now.saturating_sub(last) >= MIN_PERIOD.as_nanos() as u64;
+        let is_slow = now.saturating_sub(last) >= PERIOD.0.as_nanos() as u64;
         if is_slow && !self.attends.load(Ordering::SeqCst) {
             self.operator.wake_by_ref();
         }
@@ -104,18 +112,26 @@ struct Window {
     until: Instant,
 }
 
-/// Held by the one ingress of a device that spins.
-struct SpinSlot(Arc<Streams>);
+/// Held by the one ingress of a device that spins. It expires, since a paused flow is not polled.
+struct SpinSlot {
+    streams: Arc<Streams>,
+    until: u64,
+}
 
 impl SpinSlot {
-    fn take(streams: &Arc<Streams>) -> Option<Self> {
-        (!streams.ingress_spins.swap(true, Ordering::Relaxed)).then(|| Self(streams.clone()))
+    fn take(streams: &Arc<Streams>, now: Instant, until: Instant) -> Option<Self> {
+        let (now, until) = (streams.micros(now), streams.micros(until));
+        let free = |taken_until: u64| (taken_until <= now).then_some(until);
+        streams.ingress_spins.fetch_update(Ordering::Relaxed, Ordering::Relaxed, free).ok()?;
+        Some(Self { streams: streams.clone(), until })
     }
 }
 
 impl Drop for SpinSlot {
     fn drop(&mut self) {
-        self.0.ingress_spins.store(false, Ordering::Relaxed);
+        let slot = &self.streams.ingress_spins;
+        // Unless another ingress has it by now.
+        let _ = slot.compare_exchange(self.until, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
@@ -141,7 +157,7 @@ impl ExpectedSend {
                 Some(Window { from, .. }) if now < from => return self.sleep(pacing, from),
                 Some(Window { until, .. }) => {
                     if self.spins.is_none() {
-                        self.spins = SpinSlot::take(&pacing.streams);
+                        self.spins = SpinSlot::take(&pacing.streams, now, until);
                         // Continues after the window, whatever the worker does then.
                         self.sleep(pacing, until);
                     }
@@ -208,11 +224,11 @@ impl Pace {
     /// When to spin for the next message, if it is expected.
     fn next(&self) -> Option<Window> {
         let ((mean, deviation), last) = (self.period?, self.last?);
-        if deviation > MAX_DEVIATION * mean || mean < MIN_PERIOD.as_secs_f64() {
-            return None;
-        }
         let [period, spread] = [mean, deviation].map(|seconds| Duration::try_from_secs_f64(seconds).ok());
         let (period, spread) = (period?, spread?);
+        if !(PERIOD.0..=PERIOD.1).contains(&period) || spread > LEAD.1.min(period / 4) {
+            return None;
+        }
         let lead = (period / 4).clamp(LEAD.0, LEAD.1) + spread;
         let expected = last.checked_add(period)?;
         Some(Window { from: expected.checked_sub(lead)?, until: expected.checked_add(lead)? })
@@ -250,11 +266,9 @@ mod tests {
         let device = Device::emulated(Emulated::new());
         let [operator, task, idle] = [(); 3].map(|()| Arc::new(Count::default()));
         let woken = |count: &Arc<Count>| count.0.load(Ordering::Relaxed);
-        let low = CompletionMode::LowLatency;
-        let pacing = Pacing::new(low, Some(device.clone()), operator.clone().into()).unwrap();
-        let other = Pacing::new(low, Some(device.clone()), Waker::noop().clone()).unwrap();
-        assert!(Pacing::new(CompletionMode::Adaptive, Some(device), Waker::noop().clone()).is_none());
-        assert!(Pacing::new(low, Some(Device::host()), Waker::noop().clone()).is_none());
+        let pacing = Pacing::new(device.clone(), operator.clone().into()).unwrap();
+        let other = Pacing::new(device, Waker::noop().clone()).unwrap();
+        assert!(Pacing::new(Device::host(), Waker::noop().clone()).is_none());
         let (waker, idle_waker) = (Waker::from(task.clone()), Waker::from(idle.clone()));
         let (cx, idle_cx) = (Context::from_waker(&waker), Context::from_waker(&idle_waker));
 
@@ -271,11 +285,17 @@ mod tests {
         second.poll(&other, &idle_cx);
         assert_eq!(woken(&idle), 1, "another one may spin");
 
+        // A paused flow is not polled: its turn ends all the same.
+        let paused = SpinSlot::take(&other.streams, now + hour, now + 2 * hour);
+        assert!(paused.is_some() && SpinSlot::take(&other.streams, now + hour, now + 2 * hour).is_none());
+        assert!(SpinSlot::take(&other.streams, now + 2 * hour, now + 3 * hour).is_some());
+        drop(paused);
+
         // Overdue: it does not spin, and the next send wakes the operator.
         first.window = Some(Window { from: now, until: now });
         first.poll(&pacing, &cx);
         assert_eq!((woken(&task), woken(&operator)), (1, 0));
-        while pacing.opened.elapsed() < MIN_PERIOD {
+        while pacing.opened.elapsed() < PERIOD.0 {
             std::hint::spin_loop();
         }
         pacing.last.store(0, Ordering::Relaxed);
@@ -304,6 +324,8 @@ mod tests {
         assert_eq!(after(&mut Pace::default(), start, &irregular), None);
         let fast: Vec<_> = (0..50).map(|at| at * 20).collect();
         assert_eq!(after(&mut Pace::default(), start, &fast), None);
+        let slow: Vec<_> = (0..50).map(|at| at * 10_000_000).collect();
+        assert_eq!(after(&mut Pace::default(), start, &slow), None);
         // After a pause of a day, until the pace is back.
         let mut pace = Pace::default();
         assert!(after(&mut pace, start, &(0..20).map(|at| at * 1000).collect::<Vec<_>>()).is_some());

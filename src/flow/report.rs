@@ -50,8 +50,7 @@ pub struct OperatorReport {
     pub bytes_in: u64,
     /// The size of `messages_out`, counted in the same way.
     pub bytes_out: u64,
-    /// The host's time from the start of each run to its end, including its waits. Of runs that take a few microseconds or
-    /// less, a random sample is measured.
+    /// The host's time from the start of each run to its end, including its waits.
     pub busy: Duration,
     /// The device's time for the work that its runs enqueued into its own stream, without waits for other streams.
     /// `None` on the host, and if the flow does not measure it ([`Flow::set_device_times`](crate::Flow::set_device_times)).

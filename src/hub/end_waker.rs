@@ -68,7 +68,7 @@ impl Drop for SecondWaker {
 
 impl Drop for EndWaker {
     fn drop(&mut self) {
-        self.waker.take().into_iter().for_each(discard);
+        self.waker.take().into_iter().for_each(KeptWaker::discard);
     }
 }
 

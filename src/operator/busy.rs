@@ -26,8 +26,8 @@
 //!
 //! A run that computes for a long time, reads a file or calls a blocking library occupies its thread, and the other
 //! tasks of the thread wait. The time for which an operator is busy without a pause is measured anyway, for the report.
-//! A busy stretch that began and ended in one poll of the task blocked the thread. The third long stretch that was
-//! measured is logged, with the operator's name: the first might have compiled a kernel or filled a cache.
+//! A busy stretch that began and ended in one poll of the task blocked the thread. The third long stretch is logged,
+//! with the operator's name: the first might have compiled a kernel or filled a cache.
 //!
 //! An operator with a [thread of its own](crate::flow::Added::on_own_thread) may block.
 
@@ -183,109 +183,45 @@ const BLOCKS: Duration = Duration::from_millis(100);
 /// The number of such polls before a warning is logged.
 const TIMES: u32 = 3;
 
-/// In ticks, some microseconds: a reading of the clock at both ends costs little compared with a stretch of this length.
-const SHORT: u64 = 16_384;
-
-/// After this number of short stretches in a row, only some are measured.
-const ALL_SHORT: u32 = 64;
-
-/// Measures how long an operator is busy.
-///
-/// A reading of the clock costs some 10 ns, and a hop between two operators less than 200. So the stretches of an operator
-/// whose stretches are short are sampled: a random one of 8 on average is measured, and stands for those since the last.
-/// A sample that is not short ends that: it stands for itself alone, those before it count as short ones, and from then on
-/// each stretch is measured again.
+/// Measures how long an operator is busy. Two readings of the clock a hop, some 20 of its 200 ns; tried: to measure a random
+/// one of eight short stretches. Where a few long ones are among many short ones, that found a quarter of their time.
 #[derive(Debug)]
-#[repr(C)]
 pub(super) struct BusyClock {
-    stretch: Stretch,
-    /// The length of all stretches that have ended, in ticks.
-    total: u64,
-    /// How many stretches begin before the next one is measured, and how many a measured one stands for.
-    skips: u32,
-    stands_for: u32,
-    /// Short stretches that were measured in a row, and the mean length of the last ones.
-    short: u32,
-    mean: u32,
-    /// Long stretches that blocked the thread.
-    times: u32,
     /// The operator has a thread of its own.
     may_block: bool,
     clock: TickClock,
-}
-
-/// The current stretch.
-#[derive(Clone, Copy, Debug)]
-enum Stretch {
-    None,
-    Skipped,
-    Since(Ticks),
+    /// Long stretches that blocked the thread.
+    times: u32,
+    /// The length of all stretches that have ended, in ticks.
+    total: u64,
+    /// The start of the current stretch.
+    since: Option<Ticks>,
 }
 
 impl BusyClock {
     pub(super) fn new(may_block: bool) -> Self {
-        let (stretch, clock) = (Stretch::None, TickClock::start());
-        Self { stretch, total: 0, skips: 0, stands_for: 1, short: 0, mean: 0, times: 0, may_block, clock }
+        Self { may_block, clock: TickClock::start(), times: 0, total: 0, since: None }
     }
 
     /// Starts the clock. True if it was not running.
     #[inline]
     pub(super) fn start(&mut self) -> bool {
-        self.start_at(Ticks::now)
-    }
-
-    #[inline]
-    fn start_at(&mut self, now: impl FnOnce() -> Ticks) -> bool {
-        let starts = matches!(self.stretch, Stretch::None);
+        let starts = self.since.is_none();
         if starts {
-            self.stretch = match self.skips.checked_sub(1) {
-                Some(left) => {
-                    self.skips = left;
-                    Stretch::Skipped
-                }
-                None => Stretch::Since(now()),
-            };
+            self.since = Some(Ticks::now());
         }
         starts
     }
 
-    /// Ends the stretch, if there is one. Returns its length in ticks if it was measured and long: see
-    /// [`blocked`](Self::blocked).
+    /// Ends the stretch, if there is one. Returns its length in ticks if it was long: see [`blocked`](Self::blocked).
     #[inline]
     pub(super) fn stop(&mut self) -> Option<u64> {
-        self.stop_at(Ticks::now)
-    }
-
-    #[inline]
-    fn stop_at(&mut self, now: impl FnOnce() -> Ticks) -> Option<u64> {
-        match std::mem::replace(&mut self.stretch, Stretch::None) {
-            Stretch::Since(since) => self.measured(since, now()),
-            Stretch::None | Stretch::Skipped => None,
-        }
-    }
-
-    fn measured(&mut self, since: Ticks, now: Ticks) -> Option<u64> {
-        let busy = now.since(since);
-        let skipped = u64::from(self.stands_for - 1);
-        if busy < SHORT {
-            self.total += busy * (skipped + 1);
-            self.short += 1;
-            self.mean = (7 * self.mean + busy as u32) / 8;
-        } else {
-            self.total += busy + skipped * u64::from(self.mean);
-            self.short = 0;
-        }
-        (self.skips, self.stands_for) = (0, 1);
-        if self.short >= ALL_SHORT {
-            self.short = ALL_SHORT;
-            // At random, so that a rhythm of long and short stretches is not measured at the same point each time.
-            self.skips = now.scattered(4);
-            self.stands_for = self.skips + 1;
-        }
+        let busy = Ticks::now().since(self.since.take()?);
+        self.total += busy;
         (busy > LONG).then_some(busy)
     }
 
-    /// The length of all stretches that have ended, in ticks, by the sample.
+    /// The length of all stretches that have ended, in ticks.
     pub(super) fn total(&self) -> u64 {
         self.total
     }
@@ -313,55 +249,5 @@ impl BusyClock {
                 );
             });
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::cell::Cell;
-
-    use super::*;
-
-    /// Runs stretches of these lengths, and returns the number of readings of the clock.
-    fn stretches(busy: &mut BusyClock, time: &Cell<u64>, lengths: impl Iterator<Item = u64>) -> u64 {
-        let readings = Cell::new(0);
-        let now = || {
-            readings.set(readings.get() + 1);
-            Ticks::at(time.get())
-        };
-        for length in lengths {
-            assert!(busy.start_at(now) && !busy.start_at(now), "a second run belongs to the stretch of the first");
-            time.set(time.get() + length);
-            let _ = busy.stop_at(now);
-            time.set(time.get() + 300);
-        }
-        readings.get()
-    }
-
-    #[test]
-    fn short_stretches_are_sampled_and_add_up_to_their_length() {
-        let (mut busy, time) = (BusyClock::new(false), Cell::new(1));
-        assert_eq!(stretches(&mut busy, &time, (0..20).map(|_| 700)), 40, "the first ones are all measured");
-        assert_eq!(busy.total(), 20 * 700);
-        // Each 16th is long, though not long enough to be measured each time.
-        let length = |at: u64| if at.is_multiple_of(16) { 8_000 } else { 500 + at % 300 };
-        let (before, all) = (busy.total(), (0..40_000).map(length).sum::<u64>());
-        let readings = stretches(&mut busy, &time, (0..40_000).map(length));
-        assert!(readings < 40_000 / 3, "{readings} readings for 40000 stretches");
-        let ratio = (busy.total() - before) as f64 / all as f64;
-        assert!((0.9..1.1).contains(&ratio), "{ratio} of their length");
-    }
-
-    #[test]
-    fn an_operator_with_long_stretches_is_measured_exactly() {
-        let (mut busy, time) = (BusyClock::new(false), Cell::new(1));
-        stretches(&mut busy, &time, (0..1_000).map(|_| 700));
-        // Within as many stretches as may be skipped, one is measured, and from then on all are.
-        let before = busy.total();
-        stretches(&mut busy, &time, (0..16).map(|_| 1_000_000));
-        assert!(busy.total() - before <= 16 * 1_000_000, "none counts more than once");
-        let before = busy.total();
-        assert_eq!(stretches(&mut busy, &time, (0..500).map(|_| 1_000_000)), 1_000);
-        assert_eq!(busy.total() - before, 500 * 1_000_000);
     }
 }

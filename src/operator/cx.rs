@@ -98,6 +98,11 @@ struct Workers {
 }
 
 impl Cx {
+    /// True if the flow's tasks stay on one thread.
+    pub(crate) fn is_local(&self) -> bool {
+        self.flow.is_local
+    }
+
     /// How waits for work on the flow's streams are notified.
     pub(crate) fn completion_mode(&self) -> CompletionMode {
         self.flow.streams.mode

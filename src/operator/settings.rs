@@ -52,6 +52,8 @@ impl OperatorStats {
 
 /// The context that all operators of a flow share.
 pub(crate) struct FlowContext {
+    /// All tasks of the flow stay on one thread.
+    pub(crate) is_local: bool,
     pub(crate) streams: StreamSettings,
     pub(crate) gates: Gates,
     pub(crate) control: Arc<Control>,

@@ -4,7 +4,7 @@ use std::{
     fmt,
     sync::{
         Arc, Weak,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -35,8 +35,8 @@ pub(crate) struct Streams {
     pub(super) pollers: AtomicUsize,
     /// The number of polling tasks that count against the limit.
     pub(super) poll_slots: AtomicUsize,
-    /// An ingress whose reader is on this device keeps a worker awake.
-    pub(crate) ingress_spins: AtomicBool,
+    /// Until when an ingress whose reader is on this device keeps a worker awake: microseconds since `opened`.
+    pub(crate) ingress_spins: AtomicU64,
     opened: Instant,
     /// When the device's launches were last warmed up: microseconds since `opened`.
     warmed_up: AtomicU64,
@@ -62,7 +62,7 @@ impl Streams {
                 fault_watch: FaultWatch::new(),
                 pollers: AtomicUsize::new(0),
                 poll_slots: AtomicUsize::new(0),
-                ingress_spins: AtomicBool::new(false),
+                ingress_spins: AtomicU64::new(0),
                 opened: Instant::now(),
                 warmed_up: AtomicU64::new(0),
                 end_events: Mutex::default(),
@@ -74,10 +74,15 @@ impl Streams {
         &self.monitor
     }
 
+    /// Microseconds since the device was first used.
+    pub(crate) fn micros(&self, at: Instant) -> u64 {
+        at.saturating_duration_since(self.opened).as_micros() as u64
+    }
+
     /// Called by a task that polls for the end of long work, or for the next message of a slow source, so that the launch
     /// after it is quick.
     pub(crate) fn warm_up(&self, now: Instant) {
-        let now = now.saturating_duration_since(self.opened).as_micros() as u64;
+        let now = self.micros(now);
         let last = self.warmed_up.load(Ordering::Relaxed);
         let is_due = now >= last + WARM_UP_INTERVAL.as_micros() as u64;
         if is_due && self.warmed_up.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {

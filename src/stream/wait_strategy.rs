@@ -40,7 +40,7 @@
 //! A sleeping thread takes hundreds of microseconds to wake, whatever wakes it. So the task that is to resume must be
 //! awake when its work ends, and a scanner cannot replace it.
 //!
-//! The next launch after a pause is slow on any thread. So a task that polls for the end of work of more than [`LONG`] also
+//! The next launch after a pause is slow on any thread. So a task that polls for the end of [`LONG`] work also
 //! [warms up](Streams::warm_up) the device's launches. Without that `Adaptive` took 21 (52) us at 1 ms and 28 (63) at 5 ms,
 //! with it 13 (35) and 15 (37): medians of three alternating passes on that day.
 //!
@@ -85,7 +85,8 @@ const MAX_POLLERS: usize = 64;
 /// 5 ms, one wakeup in a hundred was 190 us late; with 500 us, 50 us late.
 const LEAD: (Duration, Duration) = (Duration::from_micros(250), Duration::from_micros(500));
 /// After work of this duration, the next launch would be slow: see [`Backend::warm_up`](crate::device::backend::Backend).
-const LONG: Duration = Duration::from_micros(500);
+/// After even longer work, that does not matter.
+const LONG: (Duration, Duration) = (Duration::from_micros(500), Duration::from_millis(100));
 /// How long a task that polls alone queries repeatedly before it yields to its worker.
 const BURST: Duration = Duration::from_micros(8);
 
@@ -101,8 +102,8 @@ const BURST: Duration = Duration::from_micros(8);
 /// | `LowLatency` | 9 (19), 1.3 | 10 (25), 1.3 | 12 (26), 1.3 |
 /// | `Quiet` | 58 (81), 0.8 | 153 (672), 0.1 | 253 (651), 0.0 |
 ///
-/// Except with `Quiet`, a task that waits for more than half a millisecond launches an empty kernel, `wakeline_warm_up`, on
-/// a stream of its own shortly before the end: the launch that follows is then quick.
+/// Except with `Quiet`, a task that polls for the end of work of 0.5 to 100 ms launches an empty kernel, `wakeline_warm_up`,
+/// every 100 us on a stream for this alone: the launch that follows the work is then quick.
 ///
 /// # What a waker may do
 /// A waker is called on the thread that detects the completion: that of a polling task, the device's completion
@@ -317,7 +318,7 @@ impl WaitStrategy {
                 break;
             }
         }
-        if matches!(self.source, NotifySource::Poll { .. }) && now - began >= LONG {
+        if matches!(self.source, NotifySource::Poll { .. }) && (LONG.0..LONG.1).contains(&(now - began)) {
             stream.streams().warm_up(now);
         }
         self.wait(stream, mark, waker, began)?;

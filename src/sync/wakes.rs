@@ -258,6 +258,13 @@ impl KeptWaker {
         Self { waker, shared }
     }
 
+    /// Drops it, one copy after the other: the destructor of each may panic.
+    pub(crate) fn discard(self) {
+        let Self { waker, shared } = self;
+        discard(waker);
+        discard(shared);
+    }
+
     #[inline]
     pub(crate) fn will_wake(&self, waker: &Waker) -> bool {
         self.waker.will_wake(waker)

@@ -520,7 +520,8 @@ impl<M: Message> TestInput<'_, M> {
 
     /// Sends a message as a request, whose answer [`TestOutput::answer`] receives: as the first operator of a
     /// [service](crate::Flow::service) gets it. Otherwise like [`send`](Self::send). An operator that takes several requests
-    /// in one run finds as many as its hub holds: see [`HarnessBuilder::input_hub`](super::HarnessBuilder::input_hub).
+    /// in one run finds as many as its hub holds: the size of the port's batch, or set by
+    /// [`HarnessBuilder::input_hub`](super::HarnessBuilder::input_hub).
     ///
     /// # Errors
     /// Those of [`send`](Self::send).

@@ -32,6 +32,11 @@ impl ContextGate {
         ExclusiveCall(self)
     }
 
+    /// Whether launches would wait.
+    pub(super) fn is_pending(&self) -> bool {
+        self.ended.load(Ordering::Relaxed) != self.begun.load(Ordering::Relaxed)
+    }
+
     /// Waits for pending exclusive calls. Call this before a launch.
     #[inline]
     pub(super) fn wait_for_exclusive(&self) {

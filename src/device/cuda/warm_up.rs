@@ -83,9 +83,9 @@ impl WarmUp {
         }
     }
 
-    /// Launches the kernel, unless its last launch is not done.
+    /// Launches the kernel, unless its last launch is not done, or another call waits for the context.
     pub(super) fn run(&self, device: &CudaBackend) -> Result<()> {
-        if self.runs.swap(true, Ordering::Acquire) {
+        if device.gate.is_pending() || self.runs.swap(true, Ordering::Acquire) {
             return Ok(());
         }
         let ran = self.launch(device);
