@@ -33,6 +33,7 @@ mod open_ends;
 mod outside;
 mod queues;
 mod service;
+mod service_drops;
 mod service_ends;
 mod service_over_http;
 mod unsent;

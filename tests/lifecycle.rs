@@ -669,6 +669,21 @@ async fn l6_operators_added_in_any_order() {
     }
 }
 
+/// The other flow has more operators than this one.
+#[test]
+fn l6_a_connection_to_another_flow_that_is_made_twice_is_an_error() {
+    let mut other = Flow::new("other");
+    other.add("first", sink(async |_: u32| Ok(())));
+    let second = other.add("second", sink(async |_: u32| Ok(())));
+    let mut flow = Flow::new("l6");
+    let only = flow.add("only", source(async || Ok(None::<u32>)));
+    flow.connect(only.output, second.input);
+    flow.connect(only.output, second.input);
+    let message = flow.check().unwrap_err().to_string();
+    assert!(message.contains("port `only.output` is connected to a port of another flow"), "{message}");
+    assert!(!message.contains("only.input"), "{message}");
+}
+
 #[tokio::test]
 async fn l6_all_mistakes_are_reported_at_once_and_nothing_runs() {
     let (census, pages) = (Census::default(), shared());
@@ -692,7 +707,6 @@ async fn l6_all_mistakes_are_reported_at_once_and_nothing_runs() {
     flow.connect(twin.output, same.input);
     flow.connect(twice.output, once.input);
     flow.connect(twice.output, once.input);
-    flow.connect(abroad.output, foreign.input);
     flow.connect(abroad.output, foreign.input);
     flow.connect_with(tight.output, narrow.input, HubOptions::bounded(0));
     flow.connect_with(empty.output, poor.input, HubOptions::bounded(1).envelopes(0).envelope_bytes(64));
