@@ -118,7 +118,9 @@ impl Operator for OwnWakers {
     type Ports = SinkPorts<u32>;
 
     async fn run(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
-        let ingress = self.0.lock().unwrap().take().unwrap();
+        let mut ingress = self.0.lock().unwrap().take().unwrap();
+        // The operator of the ingress may begin later than this one.
+        std::future::poll_fn(|task| futures::SinkExt::poll_ready_unpin(&mut ingress, task)).await.unwrap();
         let mut receive = Box::pin(ports.input.recv());
         for _ in 0..8 {
             let waker = Waker::from(Arc::new(SendsWhenDropped(ingress.clone(), self.1.clone())));
