@@ -99,9 +99,6 @@ struct ContextData {
     metadata: Metadata,
     /// The callers that wait for a response to a message, with the number of the message in the run.
     replies: Replies,
-    /// The replies that the operator has taken over: a reply that it drops in a run is kept here until the run has
-    /// ended. If the run fails, its callers get the run's error, and not that of a dropped reply.
-    taken_over: Replies,
     /// The requests that were dropped without an answer in this run: they fail when they are dropped here.
     dropped: Replies,
     /// The origin of the first message that is new to the operator, or else of the first message.
@@ -225,11 +222,10 @@ impl RunContext {
         data.leave().iter().for_each(RequestOrigin::exit);
         // Only one thread at a time executes this.
         self.newest.store(self.newest.load(Ordering::Relaxed).max(data.newest), Ordering::Relaxed);
-        let ContextData { metadata, replies, taken_over, dropped, origin, .. } = data;
+        let ContextData { metadata, replies, dropped, origin, .. } = data;
         // Requests that are left without a response fail here, with no lock held, and one by one, since a tracing
         // subscriber is called for each.
         discard_all(replies.all);
-        discard_all(taken_over.all);
         discard_all(dropped.all);
         discard(origin);
         drop(metadata);
@@ -326,11 +322,8 @@ impl RunContext {
                     place.clone_from(reply);
                 }
             }
-            let forgotten: SmallVec<[Replies; 1]> = self.change_data(|data| {
-                all.into_iter().map(|(number, reply)| data.taken_over.push(number, reply)).collect()
-            });
-            // Dropped where no lock is held.
-            drop(forgotten);
+            // Dropped where no lock is held. The operator has clones of all, unless a number was too high.
+            discard_all(all);
         }
         replies
     }
@@ -441,11 +434,7 @@ impl Replies {
 
 impl ContextData {
     fn is_empty(&self) -> bool {
-        self.metadata.is_empty()
-            && self.replies.all.is_empty()
-            && self.taken_over.all.is_empty()
-            && self.dropped.all.is_empty()
-            && self.origin.is_none()
+        self.metadata.is_empty() && self.replies.all.is_empty() && self.dropped.all.is_empty() && self.origin.is_none()
     }
 
     /// Adds the origin of a message. The origin of the run is that of the first message; an origin that is new to the
