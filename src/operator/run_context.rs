@@ -314,16 +314,18 @@ impl RunContext {
         let taken = self.taken.swap(0, Ordering::Relaxed);
         let mut replies = vec![Reply::default(); taken];
         if self.any() {
-            let all = self.change_data(|data| mem::take(&mut data.replies)).all;
-            for (number, reply) in &all {
+            let handed_on = self.change_data(|data| {
+                let all = mem::take(&mut data.replies.all).into_iter();
                 // The number of a message taken between two runs is reset by the next message taken there, so it might
-                // be too high.
-                if let Some(place) = replies.get_mut(*number) {
-                    place.clone_from(reply);
-                }
+                // be too high: such a reply stays with the run, and no later call takes it for one of its own.
+                let (handed_on, kept): (SmallVec<_>, SmallVec<_>) = all.partition(|(number, _)| *number < taken);
+                data.replies.all = kept;
+                data.replies.all.iter_mut().for_each(|(number, _)| *number = usize::MAX);
+                handed_on
+            });
+            for (number, reply) in handed_on {
+                replies[number] = reply;
             }
-            // Dropped where no lock is held. The operator has clones of all, unless a number was too high.
-            discard_all(all);
         }
         replies
     }
