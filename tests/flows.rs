@@ -29,6 +29,7 @@ mod hostile_messages;
 mod hubs;
 mod ingress;
 mod inputs;
+mod joined;
 mod open_ends;
 mod outside;
 mod queues;

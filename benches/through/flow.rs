@@ -67,10 +67,7 @@ impl Operator for TouchBatch {
         for chunk in &mut self.0 {
             touch::launch_with(grid(chunk), cx.stream()?, chunk)?;
         }
-        for chunk in self.0.drain(..) {
-            ports.output.send(chunk).await?;
-        }
-        Ok(())
+        ports.output.send_all(&mut self.0).await
     }
 }
 

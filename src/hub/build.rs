@@ -70,13 +70,15 @@ pub(crate) fn build<M: Message>(plan: HubPlan, clone_latest: Option<CloneFn<M>>)
             Ok(Some(stream))
         }
     };
+    let joins = HubCore::<M>::JOINS && !plan.forks && plan.when_full.blocks_writer() && plan.reader_bytes.is_some();
     let captured = if plan.captured.is_some() { make_copy_stream()? } else { None };
     let pool = |bytes: Option<usize>, at: &Device, captured: &Option<Stream>| -> Result<Option<Arc<Pool>>> {
         let Some(bytes) = bytes else { return Ok(None) };
         if let Some(stream) = captured {
             return Ok(Some(Pool::captured(name, bytes, stream)));
         }
-        let made = Pool::new(name, plan.envelopes, bytes, at, &plan.near);
+        let make = if joins { Pool::joined } else { Pool::new };
+        let made = make(name, plan.envelopes, bytes, at, &plan.near);
         made.map(Some).map_err(|error| {
             let place = if at.is_host() { "the host" } else { at.name() };
             let size = human::bytes(bytes as u64);

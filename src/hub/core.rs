@@ -29,6 +29,8 @@
 //!                          in steps. `Queue::begin_move` takes the message out of its slot, `Queue::end_move` puts it
 //!                          back as ready, and wakes the reader
 //!
+//!              │  Small messages that wait are moved several at a time (core/joined.rs).
+//!              │
 //!   move     HubCore::move_message (core.rs)  for each [RawEnvelope] (pool.rs) of the message:
 //!              [Pool]::take (pool.rs)         an envelope at the reader's location. There is none: the message waits
 //!              [transfer::copy]               memory/transfer.rs enqueues the copy on the hub's [Stream] of a [Backend]
@@ -82,9 +84,10 @@ use crate::{
     memory::transfer,
     mutants::{self, Mutant},
     stream::Stream,
-    sync::{DiscardOnDrop, discard, logged},
+    sync::{DiscardOnDrop, discard, discard_all, logged},
 };
 
+mod joined;
 mod view;
 
 /// Envelopes that have been replaced, and are returned to their pools once no lock is held.
@@ -166,14 +169,29 @@ impl<M: Message> HubCore<M> {
     /// sender works.
     #[inline]
     pub(super) fn try_send(&self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
+        if self.depart(place, origin)? { self.send(place) } else { Ok(()) }
+    }
+
+    /// Like [`try_send`](Self::try_send), but moves nothing: the writer sends several messages, and then calls
+    /// [`pump`](Self::pump).
+    pub(super) fn try_send_unmoved(&self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
+        if self.depart(place, origin)? {
+            self.enqueue(place, discard);
+        }
+        Ok(())
+    }
+
+    /// Lets the message in `place` depart if there is room for it.
+    #[inline]
+    fn depart(&self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<bool> {
         self.check()?;
-        let Some(parcel) = place else { return Ok(()) };
+        let Some(parcel) = place else { return Ok(false) };
         self.check_places(&mut parcel.message)?;
         if !self.has_room(1) {
-            return Ok(());
+            return Ok(false);
         }
         parcel.depart(origin)?;
-        self.send(place)
+        Ok(true)
     }
 
     /// Sends a message that has [departed](Parcel::depart), like `try_send`. `dropped` gets the message that the hub
@@ -304,15 +322,6 @@ impl<M: Message> HubCore<M> {
         }
     }
 
-    /// Moves every message that can be moved.
-    pub(super) fn pump(&self) -> Result<()> {
-        if !self.moves() || self.stepped.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        while self.move_one()?.again {}
-        Ok(())
-    }
-
     /// Moves the first message that needs it, if possible.
     fn move_one(&self) -> Result<Moved> {
         if self.failed.get().is_some() {
@@ -320,7 +329,9 @@ impl<M: Message> HubCore<M> {
             return Ok(Moved::default());
         }
         let mut replaced = Replaced::new();
-        let Some(mut parcel) = self.queue.begin_move() else { return Ok(Moved::default()) };
+        let mut parcels = SmallVec::<[Parcel<M>; 1]>::new();
+        self.queue.begin_move(1, &mut parcels);
+        let Some(mut parcel) = parcels.pop() else { return Ok(Moved::default()) };
         // A hub that fails does so before the move ends, so that no other move begins.
         let outcome = match self.move_message(&mut parcel, &mut replaced) {
             MoveOutcome::Refused(error) => {
@@ -332,9 +343,9 @@ impl<M: Message> HubCore<M> {
             MoveOutcome::Waits => Ok(None),
             MoveOutcome::Failed(error) => Err(error),
         };
-        let (orphan, again) = self.queue.end_move(parcel, matches!(outcome, Ok(Some(_))));
-        // The messages behind it are moved even if its destructor panics.
-        discard(orphan);
+        let again = self.queue.end_move([parcel], usize::from(matches!(outcome, Ok(Some(_)))), &mut parcels);
+        // The messages behind it are moved even if the destructor of an orphan panics.
+        discard_all(parcels);
         drop(replaced);
         outcome.map(|bytes| Moved { bytes, again })
     }

@@ -70,6 +70,16 @@ impl<M: Message> Sender<M> {
         self.0.try_send(place, origin)
     }
 
+    /// See [`HubCore::try_send_unmoved`]. The messages are moved when the result of [`moves_later`](Self::moves_later) is
+    /// dropped.
+    pub(crate) fn try_send_unmoved(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
+        self.0.try_send_unmoved(place, origin)
+    }
+
+    pub(crate) fn moves_later(&self) -> MovesLater<M> {
+        MovesLater(self.0.clone())
+    }
+
     /// See [`HubCore::try_send_departed`].
     pub(crate) fn try_send_departed(
         &mut self,
@@ -216,6 +226,17 @@ impl<M: Message> Sender<M> {
     /// Registers the waker for the next change.
     pub(crate) fn watch(&self, waker: &Waker) {
         self.queue.register_writer(waker);
+    }
+}
+
+/// See [`Sender::try_send_unmoved`].
+#[must_use]
+pub(crate) struct MovesLater<M: Message>(Arc<HubCore<M>>);
+
+impl<M: Message> Drop for MovesLater<M> {
+    fn drop(&mut self) {
+        // An error is stored for both ends.
+        let _ = self.0.pump();
     }
 }
 
@@ -485,5 +506,66 @@ mod tests {
         sender.try_send(&mut place, None).unwrap();
         assert!(sender.reader_gone() && place.is_some());
         assert_eq!(view.counts().untaken, 0, "its sender has it");
+    }
+
+    /// Its envelope is visited, and another envelope then returns to its hub, as if on another thread.
+    struct Hooked {
+        envelope: Envelope<u8>,
+        is_armed: Arc<AtomicUsize>,
+        returns: Arc<Mutex<Option<RawEnvelope>>>,
+    }
+
+    impl Message for Hooked {
+        const CARRIES_ENVELOPES: bool = true;
+        const VISITS_UNDER_LOCK: bool = true;
+
+        fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {
+            self.envelope.envelopes(visit);
+            if self.is_armed.load(Ordering::Relaxed) > 0 {
+                let returned = lock(&self.returns).take();
+                drop(returned);
+            }
+        }
+    }
+
+    #[test]
+    fn an_envelope_that_returns_during_a_move_is_not_missed() {
+        let device = Device::emulated(Emulated::new());
+        let plan = HubPlan {
+            name: "any".into(),
+            capacity: 16,
+            when_full: WhenFull::Block,
+            ends_with: None,
+            envelopes: 16,
+            writer_bytes: Some(8),
+            reader_bytes: Some(8),
+            forks: false,
+            reads_anywhere: false,
+            writer: Device::host(),
+            reader: device.clone(),
+            near: device,
+            mode: CompletionMode::default(),
+            priority: 0,
+            wait_time_origin: None,
+            stepped: false,
+            captured: None,
+        };
+        let (mut sender, receiver, _view) = build::build::<Hooked>(plan, None).unwrap();
+        let arrivals = sender.arrival_pool.clone().unwrap();
+        let mut taken: Vec<_> = (0..16).map(|_| arrivals.take().unwrap().unwrap()).collect();
+        let (is_armed, returns) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(taken.pop())));
+        for _ in 0..2 {
+            let raw = sender.blank_pool.as_ref().unwrap().take().unwrap().unwrap();
+            let message =
+                Hooked { envelope: Envelope::of_raw(raw), is_armed: is_armed.clone(), returns: returns.clone() };
+            let mut place = Some(Parcel::new(message, None));
+            sender.try_send(&mut place, None).unwrap();
+            assert!(place.is_none());
+        }
+        assert_eq!(receiver.queue.ready(), 0);
+        is_armed.store(1, Ordering::Relaxed);
+        sender.pump().unwrap();
+        assert!(lock(&returns).is_none(), "an envelope has returned");
+        assert_eq!((receiver.queue.ready(), arrivals.has(1)), (1, false), "it is used");
     }
 }

@@ -37,6 +37,17 @@ use crate::{
     sync::{Chain, limit_depth},
 };
 
+/// Envelopes of at most this size are copied together, where several wait: the host's calls take longer than the copy
+/// of so few bytes (64 KiB: 1.3 us at 50 GB/s, of the 8.7 us for enqueueing two copies, a kernel and their events).
+const MAX_JOINED_BYTES: usize = 256 << 10;
+
+/// The size of one allocation for several envelopes. It is freed with the last of them, which may belong to a caller of
+/// the flow by then.
+const SLAB_BYTES: usize = 2 << 20;
+
+/// The maximum number of envelopes in one copy.
+pub(super) const MAX_JOINED: usize = 8;
+
 /// Called when an envelope was returned.
 type Listener = Box<dyn Fn() + Send + Sync>;
 
@@ -50,6 +61,8 @@ pub(crate) struct Pool {
     listener: OnceLock<Listener>,
     /// In a capture: the stream on which the taker works.
     captured: Option<Stream>,
+    /// Its messages may be moved together.
+    is_joined: bool,
 }
 
 impl Pool {
@@ -57,6 +70,14 @@ impl Pool {
     /// `near`.
     pub(crate) fn new(hub: &Arc<str>, count: usize, bytes: usize, at: &Device, near: &Device) -> Result<Arc<Self>> {
         let pool = Self::empty(hub, bytes);
+        pool.add(count, at, near)?;
+        Ok(Arc::new(pool))
+    }
+
+    /// Like [`new`](Self::new), for messages that may be moved together: small envelopes lie one behind the other, as long
+    /// as they are used in the order in which they were allocated.
+    pub(super) fn joined(hub: &Arc<str>, count: usize, bytes: usize, at: &Device, near: &Device) -> Result<Arc<Self>> {
+        let pool = Self { is_joined: true, ..Self::empty(hub, bytes) };
         pool.add(count, at, near)?;
         Ok(Arc::new(pool))
     }
@@ -69,6 +90,7 @@ impl Pool {
             free: FreeList::new(),
             listener: OnceLock::new(),
             captured: None,
+            is_joined: false,
         }
     }
 
@@ -88,14 +110,34 @@ impl Pool {
     /// Adds `count` envelopes: all of them or, on error, none. The caller must wake the hub's writer.
     pub(crate) fn add(&self, count: usize, at: &Device, near: &Device) -> Result<()> {
         check_capacity(if at.is_host() { near } else { at }, at.is_host(), self.bytes as u64, count)?;
-        let make = || if at.is_host() { Memory::pinned(near, self.bytes) } else { Memory::on(at, self.bytes) };
-        let more = (0..count).map(|_| make()).collect::<Result<Vec<_>>>()?;
+        let make = |bytes| if at.is_host() { Memory::pinned(near, bytes) } else { Memory::on(at, bytes) };
+        let mut more = Vec::with_capacity(count);
+        if self.most_joined_of(count) > 1 {
+            let pieces = (SLAB_BYTES / self.bytes.max(1)).clamp(MAX_JOINED, 4 * MAX_JOINED);
+            for left in (1..=count).rev().step_by(pieces) {
+                // Where there is no memory in one piece, there may be some in several.
+                more.extend(Memory::slab(left.min(pieces), self.bytes, make).into_iter().flatten());
+            }
+        }
+        while more.len() < count {
+            more.push(make(self.bytes)?);
+        }
         self.count.fetch_add(count, Ordering::AcqRel);
         self.free.extend(more);
         Ok(())
     }
 
-    pub(crate) fn listen(&self, listener: Listener) {
+    /// The number of its envelopes that may be copied to by one copy: 1 if they are copied one by one.
+    #[inline]
+    pub(super) fn most_joined(&self) -> usize {
+        self.most_joined_of(self.count())
+    }
+
+    fn most_joined_of(&self, count: usize) -> usize {
+        if self.bytes > MAX_JOINED_BYTES || !self.is_joined { 1 } else { (count / 4).clamp(1, MAX_JOINED) }
+    }
+
+    pub(super) fn listen(&self, listener: Listener) {
         // A pool belongs to one hub for its whole life, so this is set once.
         let _ = self.listener.set(listener);
     }
@@ -165,12 +207,17 @@ impl Pool {
         made.map(Some).map_err(|error| error.at(format!("hub `{}`", self.hub)))
     }
 
-    pub(super) fn put(self: Arc<Self>, memory: Owned) {
+    /// Makes the memory free again. Call [`call_listener`](Self::call_listener) after it.
+    fn put(&self, memory: Owned) {
         if self.captured.is_some() {
             return;
         }
         self.free.put(memory);
-        if self.listener.get().is_some() {
+    }
+
+    /// Called after envelopes were returned, with no lock held.
+    fn call_listener(self: Arc<Self>) {
+        if self.captured.is_none() && self.listener.get().is_some() {
             // The hub may now move a message, whose old envelope returns to the previous hub, and so on along the
             // flow.
             limit_depth(Chain::Listeners, move || {
@@ -220,7 +267,7 @@ impl fmt::Debug for Pool {
 /// An envelope of any element type, as hubs move it: a few words, with the rest behind a pointer.
 #[doc(hidden)]
 pub struct RawEnvelope {
-    /// `None` only while it is dropped.
+    /// `None` only while it is dropped, and while its hub copies to it together with others.
     pub(super) memory: Option<Owned>,
     /// The size of the valid part.
     pub(super) bytes: usize,
@@ -245,6 +292,7 @@ impl PoolReplacement {
         let Self { replaced, external_guards } = self;
         if let Some((pool, memory)) = replaced {
             pool.put(memory);
+            pool.call_listener();
         }
         // Last: if the flow were idle for a moment in between, that would be reported as a stall.
         drop(external_guards);
@@ -359,21 +407,50 @@ impl RawEnvelope {
         Ok(())
     }
 
+    /// Returns the memory to its pool, whose listener the caller must call. If the hub no longer exists, the memory is
+    /// freed once nothing uses it.
+    fn put_back(&mut self) -> Option<Arc<Pool>> {
+        let mut memory = self.memory.take()?;
+        let pool = self.pool.upgrade().filter(|_| !mutants::is(Mutant::EnvelopeLost))?;
+        // Committed by the last user, for the next. A failure of the device is reported to the next user.
+        let _ = memory.commit();
+        pool.put(memory);
+        Some(pool)
+    }
+
     #[inline]
     pub(super) fn take_ticket(&mut self) -> Option<Ticket> {
         self.ticket.take()
     }
 }
 
+/// Returns envelopes that were taken in vain, without a call of the listener: its hub would look for envelopes again.
+pub(super) fn put_back(all: impl IntoIterator<Item = RawEnvelope>) {
+    for mut envelope in all {
+        drop(envelope.put_back());
+    }
+}
+
+/// Returns envelopes to their pools like a drop of each, but calls a pool's listener only once for a row of its
+/// envelopes: its hub can then move several messages together.
+pub(super) fn return_all(all: impl Iterator<Item = RawEnvelope>) {
+    let mut last: Option<Arc<Pool>> = None;
+    let mut guards = SmallVec::<[ExternalGuards; MAX_JOINED]>::new();
+    for mut envelope in all {
+        guards.push(std::mem::take(&mut envelope.external_guards));
+        let Some(pool) = envelope.put_back() else { continue };
+        if last.as_ref().is_none_or(|last| !Arc::ptr_eq(last, &pool)) {
+            last.replace(pool).into_iter().for_each(Pool::call_listener);
+        }
+    }
+    last.into_iter().for_each(Pool::call_listener);
+    // Last, as in the drop of one.
+    drop(guards);
+}
+
 impl Drop for RawEnvelope {
     fn drop(&mut self) {
-        let Some(mut memory) = self.memory.take() else { return };
-        // If the hub no longer exists, the memory is freed once nothing uses it.
-        if let Some(pool) = self.pool.upgrade().filter(|_| !mutants::is(Mutant::EnvelopeLost)) {
-            // Committed by the last user, for the next. A failure of the device is reported to the next user.
-            let _ = memory.commit();
-            pool.put(memory);
-        }
+        self.put_back().into_iter().for_each(Pool::call_listener);
     }
 }
 

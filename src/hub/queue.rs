@@ -5,8 +5,9 @@
 //!
 //! A message might have to be moved to the reader (copied to its device) before it can be taken. Where no message in the
 //! queue waits to be moved (`all_ready`), the writer may move its message first and push it ready. Otherwise the message is
-//! pushed and moved later. Queued messages are moved one at a time, in order, by any task that calls `begin_move`: the
-//! writer after its push, or a task that returns an envelope for which a move was waiting.
+//! pushed and moved later. Queued messages are moved in order, by any task that calls `begin_move`: the writer after its
+//! push, or a task that returns an envelope for which a move was waiting. A move is of one message or of several
+//! neighbours, and there is one move at a time.
 //!
 //! ```text
 //!                   ready                   behind it
@@ -388,7 +389,7 @@ impl<M: 'static> Queue<M> {
     #[inline]
     pub(crate) fn all_ready(&self) -> bool {
         // Only the writer adds such messages.
-        self.unready.load(Ordering::Acquire) == 0
+        self.unready() == 0
     }
 
     /// Counts a message as untaken that could not be pushed, since the reader has closed.
@@ -545,45 +546,63 @@ impl<M: 'static> Queue<M> {
         Some(peeked.number)
     }
 
-    /// Takes out the first message that is not ready, to move it. Returns `None` if there is none or if it is being
-    /// moved already, in which case the task that moves checks again.
-    pub(crate) fn begin_move(&self) -> Option<M> {
+    /// Takes out the first messages that are not ready, at most `most`, to move them. There are none if some are being
+    /// moved already; the task that moves them then checks again. Only in a queue that blocks its writer, which drops
+    /// no message meanwhile, may there be more than one.
+    pub(crate) fn begin_move(&self, most: usize, out: &mut impl Extend<M>) {
+        debug_assert!(most == 1 || self.when_full.blocks_writer(), "several of a queue that may drop them");
         let mut state = lock(&self.state);
         if state.moving {
             state.move_again = true;
-            return None;
+            return;
         }
-        let at = self.ready();
-        let message = state.messages.get_mut(at).and_then(|slot| slot.message.take());
-        state.moving = message.is_some();
+        let waiting = state.messages.iter_mut().skip(self.ready()).take(most);
+        let mut messages = waiting.map_while(|slot| slot.message.take()).peekable();
+        let is_moving = messages.peek().is_some();
+        out.extend(messages);
+        state.moving = is_moving;
         state.move_again = false;
-        message
     }
 
-    /// Puts a message back into its slot. Returns the message if it was dropped or the reader has closed since, and
-    /// whether to check for another message to move.
-    pub(crate) fn end_move(&self, message: M, moved: bool) -> (Option<M>, bool) {
+    /// Puts the messages back into their slots, the first `moved` of them as ready. `orphans` gets a message that was dropped
+    /// meanwhile, and all of them if the reader has closed. Returns whether to check for other messages to move.
+    pub(crate) fn end_move(
+        &self,
+        messages: impl IntoIterator<Item = M>,
+        moved: usize,
+        orphans: &mut impl Extend<M>,
+    ) -> bool {
         let mut state = lock(&self.state);
+        debug_assert!(state.moving, "a move that has begun");
         state.moving = false;
-        let again = moved || state.move_again;
+        let again = moved > 0 || state.move_again;
         if std::mem::take(&mut state.dropped_in_move) {
-            return (Some(message), again);
+            orphans.extend(messages);
+            return again;
         }
         if self.reader_gone() {
-            state.counts.untaken += 1;
-            return (Some(message), false);
+            let mut count = 0;
+            orphans.extend(messages.into_iter().inspect(|_| count += 1));
+            state.counts.untaken += count;
+            return false;
         }
         let at = self.ready();
-        if let Some(slot) = state.messages.get_mut(at) {
+        for (slot, message) in state.messages.iter_mut().skip(at).zip(messages) {
             slot.message = Some(message);
         }
-        if moved {
-            self.publish(&state, at + 1);
+        if moved > 0 {
+            self.publish(&state, at + moved);
             let reader = self.reader.notify(&mut state.reader);
             drop(state);
             reader.wake();
         }
-        (None, again)
+        again
+    }
+
+    /// The number of messages that wait to be moved.
+    #[inline]
+    pub(crate) fn unready(&self) -> usize {
+        self.unready.load(Ordering::Acquire)
     }
 
     /// Drops the message that is being moved, since it cannot be moved; its mover has it.

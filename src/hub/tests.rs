@@ -17,8 +17,8 @@ enum Step {
     LetGo,
     DropOldest,
     Refuse,
-    BeginMove,
-    EndMove(bool),
+    BeginMove(usize),
+    EndMove(usize),
     Peek(usize),
 }
 
@@ -32,8 +32,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Step::LetGo),
         1 => Just(Step::DropOldest),
         1 => Just(Step::Refuse),
-        2 => Just(Step::BeginMove),
-        3 => any::<bool>().prop_map(Step::EndMove),
+        2 => (1..4_usize).prop_map(Step::BeginMove),
+        3 => (0..4_usize).prop_map(Step::EndMove),
         1 => (0..4_usize).prop_map(Step::Peek),
     ];
     prop::collection::vec(step, 0..80)
@@ -80,7 +80,7 @@ impl List {
 fn check(when_full: WhenFull, capacity: usize, moves: bool, steps: &[Step]) -> Result<(), TestCaseError> {
     let queue = Queue::new(capacity, when_full);
     let mut list = List { capacity, when_full, ..List::default() };
-    let mut out = None;
+    let mut out = Vec::new();
     for step in steps {
         match *step {
             Step::Push => {
@@ -156,30 +156,33 @@ fn check(when_full: WhenFull, capacity: usize, moves: bool, steps: &[Step]) -> R
                 queue.count_dropped();
                 list.counts.dropped += 1;
             }
-            Step::BeginMove if moves => {
-                let next = list.messages.iter().find(|(_, ready)| !ready).map(|(number, _)| *number);
-                let begun = queue.begin_move();
-                if out.is_none() {
-                    prop_assert_eq!(begun, next);
-                    (out, list.moving) = (begun, next);
+            Step::BeginMove(most) if moves => {
+                // Messages may be dropped during a move in the other queues.
+                let most = if when_full.blocks_writer() { most } else { 1 };
+                let waiting = list.messages.iter().filter(|(_, ready)| !ready);
+                let next: Vec<_> = waiting.map(|(number, _)| *number).take(most).collect();
+                let mut begun = Vec::new();
+                queue.begin_move(most, &mut begun);
+                if out.is_empty() {
+                    prop_assert_eq!(&begun, &next);
+                    (out, list.moving) = (begun, next.first().copied());
                 } else {
-                    prop_assert_eq!(begun, None, "one at a time");
+                    prop_assert_eq!(begun, [0; 0], "one move at a time");
                 }
             }
-            Step::EndMove(moved) => {
-                if let Some(message) = out.take() {
-                    let (orphan, _) = queue.end_move(message, moved);
-                    let place = list.messages.iter_mut().find(|(number, _)| *number == message);
-                    prop_assert_eq!(
-                        orphan.is_some(),
-                        place.is_none(),
-                        "a message dropped during its move is not put back"
-                    );
-                    if let Some((_, ready)) = place {
-                        *ready = moved;
-                    }
-                    list.moving = None;
+            Step::EndMove(moved) if !out.is_empty() => {
+                let (moved, mut orphans) = (moved.min(out.len()), Vec::new());
+                queue.end_move(out.clone(), moved, &mut orphans);
+                let is_there = |number: &u64| list.messages.iter().any(|(other, _)| other == number);
+                let dropped: Vec<_> = out.iter().copied().filter(|number| !is_there(number)).collect();
+                prop_assert_eq!(orphans, dropped, "a message dropped during its move is not put back");
+                for message in &out[..moved] {
+                    list.messages
+                        .iter_mut()
+                        .filter(|(number, _)| number == message)
+                        .for_each(|(_, ready)| *ready = true);
                 }
+                (out, list.moving) = (Vec::new(), None);
             }
             Step::Peek(at) => {
                 let wanted = list.messages.get(at).filter(|(_, ready)| *ready).map(|(number, _)| *number);
@@ -194,8 +197,8 @@ fn check(when_full: WhenFull, capacity: usize, moves: bool, steps: &[Step]) -> R
         prop_assert_eq!(queue.unread(), list.messages.len() - usize::from(list.seen));
         prop_assert!(list.messages.len() <= capacity + list.reserved);
     }
-    if let Some(message) = out {
-        let _ = queue.end_move(message, false);
+    if !out.is_empty() {
+        queue.end_move(out, 0, &mut Vec::new());
     }
     let refused = steps.iter().filter(|step| matches!(step, Step::Refuse)).count() as u64;
     drop(queue.close_reader());

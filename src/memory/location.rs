@@ -17,6 +17,14 @@ unsafe impl Send for Location {}
 unsafe impl Sync for Location {}
 
 impl Location {
+    /// The location this many bytes behind it.
+    pub(super) fn behind(self, bytes: usize) -> Self {
+        match self {
+            Self::Device(address) => Self::Device(Address(address.0 + bytes as u64)),
+            Self::Host(pointer) => Self::Host(pointer.map_addr(|start| start.saturating_add(bytes))),
+        }
+    }
+
     /// One end of a copy, this many bytes behind the start.
     pub(super) fn endpoint(self, offset: usize) -> Endpoint {
         match self {

@@ -193,7 +193,7 @@ impl Memory {
 
     /// True if no device copies from or to it directly.
     #[inline]
-    pub(super) fn is_staged(&self) -> bool {
+    pub(crate) fn is_staged(&self) -> bool {
         self.device.is_host()
     }
 

@@ -28,6 +28,7 @@
 // | `ordering` | the waits of an operation for the uses that it comes after |
 // | `heap`, `reclaim`, `ordered` | the heap of an allocator, memory that is dropped, the driver's own pool |
 // | `arena`, `alloc` | all heaps of a device, and which memory a request gets |
+// | `slab` | pieces of one allocation |
 // | `plain`, `buffer`, `slice`, `allocator`, `host`, `wrapped` | typed memory and its parts, the host's access, the user's own memory |
 // | `waiting`, `reserve` | tasks and operators that wait for memory |
 // | `transfer`, `launch`, `shape`, `external`, `cudarc` | the operations |
@@ -60,6 +61,7 @@ mod reclaim;
 mod reserve;
 pub(crate) mod shape;
 mod shared_uses;
+mod slab;
 mod slice;
 mod state;
 mod stats;

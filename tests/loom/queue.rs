@@ -163,12 +163,57 @@ fn a_dropped_reader_ends_the_writer() {
     });
 }
 
+fn begin_move(queue: &Queue<u32>) -> Option<u32> {
+    let mut message = Vec::new();
+    queue.begin_move(1, &mut message);
+    message.pop()
+}
+
+/// Moves messages two at a time.
+fn pump_pairs(queue: &Queue<u32>) {
+    loop {
+        let mut messages = Vec::new();
+        queue.begin_move(2, &mut messages);
+        let moved = messages.len();
+        if moved == 0 || !queue.end_move(messages, moved, &mut Vec::new()) {
+            return;
+        }
+    }
+}
+
+#[test]
+fn messages_that_are_moved_together_arrive_in_order() {
+    model(3, || {
+        let queue = Arc::new(Queue::new(3, WhenFull::Block));
+        for message in 1..=2 {
+            assert_eq!(push(&queue, message, false), Pushed::Queued);
+        }
+        let mover = {
+            let queue = queue.clone();
+            thread::spawn(move || pump_pairs(&queue))
+        };
+        let writer = {
+            let queue = queue.clone();
+            thread::spawn(move || {
+                assert_eq!(push(&queue, 3, false), Pushed::Queued);
+                pump_pairs(&queue);
+                queue.close_writer();
+            })
+        };
+        assert_eq!(block_on(take_all(&queue)), [1, 2, 3]);
+        mover.join().unwrap();
+        writer.join().unwrap();
+        assert_eq!(queue.counts(), Counts { taken: 3, dropped: 0, untaken: 0 });
+    });
+}
+
 /// A pool of one envelope: a move needs it, and the reader returns it and pumps again.
 fn pump(queue: &Queue<u32>, envelopes: &AtomicUsize) {
-    while let Some(message) = queue.begin_move() {
+    while let Some(message) = begin_move(queue) {
         let moved = envelopes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |free| free.checked_sub(1)).is_ok();
-        let (orphan, again) = queue.end_move(message, moved);
-        assert!(orphan.is_none());
+        let mut orphans = Vec::new();
+        let again = queue.end_move([message], usize::from(moved), &mut orphans);
+        assert!(orphans.is_empty());
         if !again {
             break;
         }
@@ -177,10 +222,10 @@ fn pump(queue: &Queue<u32>, envelopes: &AtomicUsize) {
 
 /// Moves all messages; the message 2 cannot be moved.
 fn pump_but_two(queue: &Queue<u32>) {
-    while let Some(message) = queue.begin_move() {
+    while let Some(message) = begin_move(queue) {
         if message == 2 {
             queue.drop_moving();
-        } else if !queue.end_move(message, true).1 {
+        } else if !queue.end_move([message], 1, &mut Vec::new()) {
             break;
         }
     }
@@ -364,9 +409,8 @@ fn push_all(queue: &Queue<u32>, messages: u32, ready: bool) {
 
 /// There are enough envelopes.
 fn pump_freely(queue: &Queue<u32>) {
-    while let Some(message) = queue.begin_move() {
-        let (_dropped, again) = queue.end_move(message, true);
-        if !again {
+    while let Some(message) = begin_move(queue) {
+        if !queue.end_move([message], 1, &mut Vec::new()) {
             break;
         }
     }

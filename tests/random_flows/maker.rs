@@ -74,6 +74,7 @@ impl Maker {
         }
         self.replay();
         self.size_hubs();
+        self.widen_hubs();
         self.go_wrong();
         self.plan
     }
@@ -354,6 +355,17 @@ impl Maker {
             };
             hub.sized = own || self.dice.one_in(3);
             self.plan.edges[at].hub = hub;
+        }
+    }
+
+    /// Gives some hubs so many envelopes that messages are copied together.
+    fn widen_hubs(&mut self) {
+        let mut dice = Dice::new(self.plan.seed.rotate_left(32) ^ 1);
+        for edge in &mut self.plan.edges {
+            if edge.hub.full == Full::Hold && dice.one_in(3) {
+                edge.hub.capacity = Some(edge.hub.capacity.unwrap_or(1).max(8 + dice.up_to(4)));
+                edge.hub.envelopes = Some(edge.hub.envelopes.unwrap_or(1).max(8 + dice.up_to(12)));
+            }
         }
     }
 

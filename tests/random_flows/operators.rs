@@ -99,14 +99,18 @@ pub(crate) struct Relay {
 
 impl Relay {
     async fn pass(&mut self, message: Message, output: &mut Output<Message>, cx: &mut Cx) -> Result<()> {
-        let tag = self.me.tag(cx);
-        let made = if message.is_host() {
-            self.on_host(message, tag, output).await?
-        } else {
-            self.on_device(message, tag, output, cx).await?
-        };
+        let made = self.work_on(message, output, cx).await?;
         output.send(made).await?;
         Ok(())
+    }
+
+    async fn work_on(&mut self, message: Message, output: &mut Output<Message>, cx: &mut Cx) -> Result<Message> {
+        let tag = self.me.tag(cx);
+        if message.is_host() {
+            self.on_host(message, tag, output).await
+        } else {
+            self.on_device(message, tag, output, cx).await
+        }
     }
 
     async fn on_host(&mut self, mut message: Message, tag: Tag, output: &mut Output<Message>) -> Result<Message> {
@@ -301,10 +305,17 @@ impl Operator for Batch {
             wrong(format!("operator {} got a batch of {}", self.relay.me.node, messages.len()));
         }
         self.relay.me.untag(cx);
-        for message in messages {
-            self.relay.pass(message, &mut ports.output, cx).await?;
+        if self.relay.work != Work::InPlace {
+            for message in messages {
+                self.relay.pass(message, &mut ports.output, cx).await?;
+            }
+            return Ok(());
         }
-        Ok(())
+        let mut made = Vec::new();
+        for message in messages {
+            made.push(self.relay.work_on(message, &mut ports.output, cx).await?);
+        }
+        ports.output.send_all(&mut made).await
     }
 }
 
