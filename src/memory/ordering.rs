@@ -160,6 +160,14 @@ impl Memory {
         Ok(write.map(Ticket::unmarked))
     }
 
+    /// Whether a read or, with `write`, a write that waits for the uses of this memory waits for nothing more if it also
+    /// waits for those of `other`.
+    pub(super) fn is_ready_no_sooner_than(&self, other: &Self, write: bool) -> bool {
+        // Not with both locks.
+        let before = other.uses().not_passed(write);
+        before.is_empty() || before.iter().all(|ticket| self.uses().covers(ticket))
+    }
+
     /// True if the contents survive the loss of another device that wrote them.
     #[inline]
     fn survives_other_devices(&self) -> bool {

@@ -118,6 +118,28 @@ mod tests {
         }
     }
 
+    /// One copy for several pieces begins no later than that of the first alone.
+    #[test]
+    fn a_copy_does_not_wait_for_the_uses_of_other_pieces() {
+        let device = Device::emulated(Emulated::new().workers(4));
+        let [copies, other] = [(); 2].map(|()| Stream::new(&device).unwrap());
+        for is_source in [true, false] {
+            let (mut from, mut to) = (slab(&device).unwrap(), slab(&device).unwrap());
+            let (go, held) = mpsc::channel::<()>();
+            other.host_function(move || _ = held.recv()).unwrap();
+            let used = if is_source { &mut from[1] } else { &mut to[1] };
+            transfer::zero(&other, used, 0, 100).unwrap();
+            used.commit().unwrap();
+            let mut all: Vec<_> =
+                from.iter().zip(&mut to).map(|(from, to)| transfer::JoinedCopy { from, to, bytes: 100 }).collect();
+            transfer::copy_joined(&copies, &mut all).unwrap();
+            futures::executor::block_on(to[0].host_access(false).wait()).unwrap();
+            assert!(!to[1].state().unwrap().is_available());
+            drop(go);
+            futures::executor::block_on(to[7].host_access(false).wait()).unwrap();
+        }
+    }
+
     /// A graph knows the memory of its capture as a whole.
     #[test]
     fn memory_of_a_capture_is_not_split() {

@@ -24,8 +24,9 @@ pub(crate) struct JoinedCopy<'a> {
     pub(crate) bytes: usize,
 }
 
-/// Enqueues several copies. Where both the sources and the targets lie one behind the other, one copy serves them all,
-/// together with the bytes between them, which belong to the same memories.
+/// Enqueues several copies, and commits the uses of their targets. Where both the sources and the targets lie one behind the other, and the first waits for all
+/// that the others wait for, one copy serves them all, together with the bytes between them, which belong to the same
+/// memories.
 ///
 /// # Errors
 /// Those of a copy. The copies before the failing one were enqueued.
@@ -33,17 +34,19 @@ pub(crate) fn copy_joined(stream: &Stream, mut all: &mut [JoinedCopy<'_>]) -> Re
     while !all.is_empty() {
         let joined = 1 + all.windows(2).take_while(|two| two[0].joins(&two[1])).count();
         let (first, others) = all.split_at_mut(joined);
-        match first {
+        match &mut *first {
             [one] => copy(stream, one.from, one.to, one.bytes)?,
             several => enqueue_joined(stream, several)?,
         }
+        // Before the next copy, for which later users of these need not wait.
+        first.iter_mut().try_for_each(|one| one.to.commit())?;
         all = others;
     }
     Ok(())
 }
 
 impl JoinedCopy<'_> {
-    /// Whether one copy can serve this and the next, and copies few bytes more.
+    /// Whether one copy can serve this and the next, copies few bytes more, and begins no later.
     fn joins(&self, next: &Self) -> bool {
         let between = self.from.size.saturating_sub(self.bytes as u64);
         between <= MAX_BETWEEN.max(self.bytes as u64 / 8)
@@ -53,6 +56,8 @@ impl JoinedCopy<'_> {
             && [self, next].iter().all(|one| one.bytes <= one.from.bytes.min(one.to.bytes))
             && !self.from.is_staged()
             && !self.to.is_staged()
+            && self.from.is_ready_no_sooner_than(next.from, false)
+            && self.to.is_ready_no_sooner_than(next.to, true)
     }
 }
 

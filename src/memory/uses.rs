@@ -199,6 +199,18 @@ impl Uses {
         self.write.iter().chain(&self.elsewhere).chain(&self.reads)
     }
 
+    /// The uses that a read or, with `write`, a write must come after, and that are not known to have passed.
+    pub(super) fn not_passed(&self, write: bool) -> SmallVec<[Ticket; 3]> {
+        let reads = if write { &*self.reads } else { &[] };
+        let before = self.write.iter().chain(&self.elsewhere).chain(reads);
+        before.filter(|ticket| !ticket.has_passed()).cloned().collect()
+    }
+
+    /// Whether work that waits for these uses also waits for `ticket`.
+    pub(super) fn covers(&self, ticket: &Ticket) -> bool {
+        self.iter().any(|before| before.covers(ticket))
+    }
+
     pub(super) fn all(&self) -> SmallVec<[Ticket; 3]> {
         self.iter().cloned().collect()
     }

@@ -409,6 +409,12 @@ impl Ticket {
         self.stream.0.completion.passed() >= self.number
     }
 
+    /// Whether work that waits for this point also waits for `other`, which is not later, or is behind the same mark.
+    pub(crate) fn covers(&self, other: &Self) -> bool {
+        let until = self.mark.as_ref().map_or(self.number, |mark| mark.ticket.max(self.number));
+        self.stream.is(&other.stream) && other.number <= until
+    }
+
     /// A point of the same stream that never passes: on a lost device it represents all work that might still be
     /// running.
     pub(crate) fn never(&self) -> Self {

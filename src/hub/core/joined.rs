@@ -151,7 +151,7 @@ struct Joined {
 }
 
 impl Joined {
-    /// Enqueues the copies and commits their uses.
+    /// Enqueues the copies.
     fn copy(&mut self, copies: &Stream) -> Result<()> {
         let Self { sources, targets } = self;
         let copied = catch_unwind(AssertUnwindSafe(|| {
@@ -160,11 +160,7 @@ impl Joined {
                 .zip(targets.iter_mut())
                 .map(|(source, target)| JoinedCopy { from: source.memory(), to: target, bytes: source.bytes() })
                 .collect();
-            transfer::copy_joined(copies, &mut all)?;
-            drop(all);
-            // Committed now, so that later users wait for these copies and for no work after them. The mark of the last
-            // covers the others.
-            targets.iter_mut().rev().try_for_each(|target| target.commit())
+            transfer::copy_joined(copies, &mut all)
         }));
         copied.unwrap_or_else(|panic| Err(Error::new(ErrorKind::Panicked, panic_message(panic))))
     }
