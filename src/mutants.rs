@@ -63,8 +63,6 @@ pub enum Mutant {
     LatestUnseen,
     /// An operator that was sent a message, and has not been polled since, counts as waiting.
     WakeUnseen,
-    /// A copy for several envelopes waits only for the earlier uses of the first of them.
-    FirstOfSeveral,
 }
 
 #[cfg(wakeline_mutants)]
@@ -77,7 +75,7 @@ mod active {
 
     impl Mutant {
         /// All mutants.
-        pub const ALL: [Self; 28] = [
+        pub const ALL: [Self; 27] = [
             Self::MissingWait,
             Self::EarlierReader,
             Self::EarlyReuse,
@@ -105,7 +103,6 @@ mod active {
             Self::GroupLong,
             Self::LatestUnseen,
             Self::WakeUnseen,
-            Self::FirstOfSeveral,
         ];
     }
 

@@ -4,7 +4,6 @@ use super::{DeviceSlice, DeviceSliceMut, Memory, Plain, View, ViewMut, use_lock:
 use crate::{
     device::backend::{Address, Pattern},
     error::{Error, ErrorKind, Result},
-    mutants::{self, Mutant},
     stream::{EnqueuePermit, Stream, Ticket},
 };
 
@@ -70,8 +69,7 @@ fn enqueue_joined(stream: &Stream, all: &mut [JoinedCopy<'_>]) -> Result<()> {
     let shared = || all.iter().flat_map(|one| [one.from.shared.get(), one.to.shared.get()]);
     let (room, _use_lock) = stream.make_room(|| UseLockGuard::for_memory(shared()))?;
     // The last first: most often its uses come after those of the others, which then need no wait.
-    let ordered = if mutants::is(Mutant::FirstOfSeveral) { 1 } else { all.len() };
-    for one in all[..ordered].iter_mut().rev() {
+    for one in all.iter_mut().rev() {
         one.from.before_read(stream)?;
         one.to.before_overwrite(stream, one.bytes)?;
     }
