@@ -338,3 +338,55 @@ async fn send_all_waits_for_room_and_keeps_what_it_has_not_sent() {
     let left = lock(&left).clone();
     assert!(!left.is_empty() && left.len() <= 7 && left.is_sorted() && left.last() == Some(&19), "{left:?}");
 }
+
+/// Eight at a time, each larger than a part of a thread's stack should be.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn large_messages_are_copied_together() {
+    let taken = shared();
+    let mut flow = Flow::new("large");
+    let source = task(|ports: &mut SourcePorts<(Envelope<u32>, [u8; 36 << 10])>, cx: &mut Cx| {
+        async move {
+            let mut messages = Vec::new();
+            for number in 0..8 {
+                let mut envelope = ports.output.blank().await?;
+                envelope.fill_from(&data(number)).await?;
+                messages.push((envelope, [0; 36 << 10]));
+            }
+            ports.output.send_all(&mut messages).await?;
+            cx.finish();
+            Ok(())
+        }
+        .boxed()
+    });
+    let source = flow.add("source", source);
+    let count = flow.add("count", keep(&taken)).on(&emulated());
+    flow.connect_with(source.output, count.input, hub(32).envelope_bytes(LEN * 4));
+    within(tokio::spawn(flow.spawn().unwrap())).await.unwrap().unwrap();
+    assert_eq!(lock(&taken).len(), 8);
+}
+
+/// The first envelope is too large for those of the hub.
+#[tokio::test]
+async fn send_all_reports_a_transfer_that_fails() {
+    let errors = shared();
+    let mut flow = Flow::new("fails");
+    let seen = errors.clone();
+    let source = task(move |ports: &mut SourcePorts<Envelope<u32>>, cx: &mut Cx| {
+        let errors = seen.clone();
+        async move {
+            let large = Buffer::<u32>::pinned(&Device::host(), 1000)?;
+            let mut messages = vec![Envelope::from(large), ports.output.blank().await?];
+            let sent = ports.output.send_all(&mut messages).await;
+            lock(&errors).extend(sent.err());
+            cx.finish();
+            Ok(())
+        }
+        .boxed()
+    });
+    let source = flow.add("source", source);
+    let reader = flow.add("reader", keep(&shared())).on(&emulated());
+    flow.connect_with(source.output, reader.input, hub(32).envelope_bytes(LEN * 4));
+    assert!(within(flow.run()).await.is_err());
+    let error = lock(&errors)[0].to_string();
+    assert!(error.contains("increase `envelope_bytes`"), "{error}");
+}

@@ -70,14 +70,13 @@ impl<M: Message> Sender<M> {
         self.0.try_send(place, origin)
     }
 
-    /// See [`HubCore::try_send_unmoved`]. The messages are moved when the result of [`moves_later`](Self::moves_later) is
-    /// dropped.
+    /// See [`HubCore::try_send_unmoved`]. [`moves_later`](Self::moves_later) moves the messages.
     pub(crate) fn try_send_unmoved(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
         self.0.try_send_unmoved(place, origin)
     }
 
     pub(crate) fn moves_later(&self) -> MovesLater<M> {
-        MovesLater(self.0.clone())
+        MovesLater(Some(self.0.clone()))
     }
 
     /// See [`HubCore::try_send_departed`].
@@ -190,7 +189,7 @@ impl<M: Message> Sender<M> {
     }
 
     /// Whether the hub never blocks the writer.
-    pub(super) fn drops_messages(&self) -> bool {
+    pub(crate) fn drops_messages(&self) -> bool {
         !self.queue.when_full().blocks_writer()
     }
 
@@ -229,14 +228,22 @@ impl<M: Message> Sender<M> {
     }
 }
 
-/// See [`Sender::try_send_unmoved`].
+/// Moves the messages that were [sent unmoved](Sender::try_send_unmoved): at the latest when it is dropped.
 #[must_use]
-pub(crate) struct MovesLater<M: Message>(Arc<HubCore<M>>);
+pub(crate) struct MovesLater<M: Message>(Option<Arc<HubCore<M>>>);
+
+impl<M: Message> MovesLater<M> {
+    /// # Errors
+    /// Those of the moves.
+    pub(crate) fn move_now(mut self) -> Result<()> {
+        self.0.take().map_or(Ok(()), |hub| hub.pump())
+    }
+}
 
 impl<M: Message> Drop for MovesLater<M> {
     fn drop(&mut self) {
         // An error is stored for both ends.
-        let _ = self.0.pump();
+        let _ = self.0.take().map(|hub| hub.pump());
     }
 }
 

@@ -135,8 +135,9 @@ impl HubOptions {
     /// Sets the number of envelopes on each side. Fewer than a message certainly has is an error before the flow runs.
     ///
     /// With eight or more envelopes of at most 256 KiB each, messages that wait for envelopes to be copied to, and those
-    /// that [`Output::send_all`](crate::Output::send_all) sends together, are copied up to eight at a time, but no more
-    /// than a quarter of the envelopes. Such envelopes are allocated in pieces of up to 2 MiB, which are freed as a whole.
+    /// that [`Output::send_all`](crate::Output::send_all) sends together, are copied up to eight envelopes at a time, but
+    /// no more than 512 KiB and a quarter of the envelopes. Such envelopes are allocated in pieces of up to 2 MiB, each of
+    /// which is freed as a whole.
     #[must_use]
     pub fn envelopes(mut self, count: usize) -> Self {
         self.envelopes = Some(count);

@@ -165,7 +165,7 @@ impl Memory {
     pub(super) fn is_ready_no_sooner_than(&self, other: &Self, write: bool) -> bool {
         // Not with both locks.
         let before = other.uses().not_passed(write);
-        before.is_empty() || before.iter().all(|ticket| self.uses().covers(ticket))
+        before.is_empty() || before.iter().all(|ticket| self.uses().covers(ticket, write))
     }
 
     /// True if the contents survive the loss of another device that wrote them.

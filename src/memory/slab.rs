@@ -123,13 +123,18 @@ mod tests {
     fn a_copy_does_not_wait_for_the_uses_of_other_pieces() {
         let device = Device::emulated(Emulated::new().workers(4));
         let [copies, other] = [(); 2].map(|()| Stream::new(&device).unwrap());
-        for is_source in [true, false] {
+        for (is_source, is_read) in [(true, false), (false, false), (true, true)] {
             let (mut from, mut to) = (slab(&device).unwrap(), slab(&device).unwrap());
             let (go, held) = mpsc::channel::<()>();
             other.host_function(move || _ = held.recv()).unwrap();
             let used = if is_source { &mut from[1] } else { &mut to[1] };
             transfer::zero(&other, used, 0, 100).unwrap();
             used.commit().unwrap();
+            if is_read {
+                // Afterwards, on the same stream, but a read does not wait for a read.
+                transfer::copy(&other, &from[0], &mut Memory::on(&device, 100).unwrap(), 100).unwrap();
+                from[0].commit().unwrap();
+            }
             let mut all: Vec<_> =
                 from.iter().zip(&mut to).map(|(from, to)| transfer::JoinedCopy { from, to, bytes: 100 }).collect();
             transfer::copy_joined(&copies, &mut all).unwrap();

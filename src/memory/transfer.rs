@@ -48,7 +48,10 @@ impl JoinedCopy<'_> {
     /// Whether one copy can serve this and the next, copies few bytes more, and begins no later.
     fn joins(&self, next: &Self) -> bool {
         let between = self.from.size.saturating_sub(self.bytes as u64);
-        between <= MAX_BETWEEN.max(self.bytes as u64 / 8)
+        // A copy of nothing waits for nothing.
+        self.bytes > 0
+            && next.bytes > 0
+            && between <= MAX_BETWEEN.max(self.bytes as u64 / 8)
             && self.from.size == self.to.size
             && self.from.is_before(next.from)
             && self.to.is_before(next.to)

@@ -201,14 +201,18 @@ impl Uses {
 
     /// The uses that a read or, with `write`, a write must come after, and that are not known to have passed.
     pub(super) fn not_passed(&self, write: bool) -> SmallVec<[Ticket; 3]> {
-        let reads = if write { &*self.reads } else { &[] };
-        let before = self.write.iter().chain(&self.elsewhere).chain(reads);
-        before.filter(|ticket| !ticket.has_passed()).cloned().collect()
+        self.before(write).filter(|ticket| !ticket.has_passed()).cloned().collect()
     }
 
-    /// Whether work that waits for these uses also waits for `ticket`.
-    pub(super) fn covers(&self, ticket: &Ticket) -> bool {
-        self.iter().any(|before| before.covers(ticket))
+    /// Whether a read or, with `write`, a write that comes after these uses also comes after `ticket`.
+    pub(super) fn covers(&self, ticket: &Ticket, write: bool) -> bool {
+        self.before(write).any(|before| before.covers(ticket))
+    }
+
+    /// The uses that a read or, with `write`, a write must come after.
+    fn before(&self, write: bool) -> impl Iterator<Item = &Ticket> {
+        let reads = if write { &*self.reads } else { &[] };
+        self.write.iter().chain(&self.elsewhere).chain(reads)
     }
 
     pub(super) fn all(&self) -> SmallVec<[Ticket; 3]> {

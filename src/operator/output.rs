@@ -28,7 +28,7 @@ use crate::{
     hub::{
         Carries, Envelope, Message, Outcome, RawEnvelopes, Reply, SendError, TrySendError,
         end_waker::Interest,
-        ends::Demand,
+        ends::{Demand, MovesLater},
         external::{ExternalHandle, SentBy},
         outbox::{Outbox, OutboxQueue},
         parcel::Parcel,
@@ -136,8 +136,8 @@ impl<M: Message> Output<M> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`send`](Self::send). The messages that were not sent stay in `messages`, unless one was lost in the
-    /// transfer.
+    /// Those of [`send`](Self::send). The messages that were not sent stay in `messages`; those that are in a hub whose
+    /// transfer has failed are lost.
     ///
     /// # Cancel safety
     /// Dropping the future before it resolves leaves the messages that were not sent in `messages`.
@@ -155,20 +155,22 @@ impl<M: Message> Output<M> {
 
     /// Sends messages as long as there is room. The others stay in `messages`.
     fn send_while_room(&mut self, messages: &mut VecDeque<M>) -> Result<()> {
-        let _moves = match &self.readers {
-            Readers::One(sender) => Some(sender.moves_later()),
+        // Where the hub may drop messages instead, each can be taken as soon as it is sent.
+        let moves = match &self.readers {
+            Readers::One(sender) if !sender.drops_messages() => Some(sender.moves_later()),
             _ => None,
         };
         while let Some(message) = messages.pop_front() {
             let mut place = DiscardOnDrop::new(self.parcel(message));
-            let sent = self.send_if_room(place.place(), true);
+            let sent = self.send_if_room(place.place(), moves.is_some());
             if let Some(parcel) = place.take() {
                 messages.push_front(parcel.message);
-                return sent;
+                sent?;
+                break;
             }
             sent?;
         }
-        Ok(())
+        moves.map_or(Ok(()), MovesLater::move_now)
     }
 
     /// Sends the message in `place`, which stays there until it is in the queue.

@@ -34,7 +34,7 @@ use crate::{
     sync::discard_all,
 };
 
-/// One for each message that is moved.
+/// One for each envelope that is copied.
 type Several<T> = SmallVec<[T; MAX_JOINED]>;
 
 impl<M: Message> HubCore<M> {
@@ -72,12 +72,15 @@ impl<M: Message> HubCore<M> {
     }
 
     /// Moves up to `most` messages. Returns `None` if the first of them must be moved, or dropped, on its own.
+    // Not inline: its frame is large.
+    #[inline(never)]
     fn move_several(&self, most: usize) -> Result<Option<Moved>> {
         let (Some(arrivals), Some(copies)) = (&self.arrival_pool, &self.copy_stream) else { return Ok(None) };
         if !arrivals.has(2 * per_message::<M>()) {
             return Ok(None);
         }
-        let mut parcels = Several::new();
+        // Not on the stack: messages may be large, and moves nest along a flow.
+        let mut parcels = Vec::with_capacity(most);
         self.queue.begin_move(most, &mut parcels);
         if parcels.is_empty() {
             // Another task moves, and looks again.
@@ -100,7 +103,7 @@ impl<M: Message> HubCore<M> {
                 if self.is_of_message(&error) { Ok(0) } else { Err(self.fail(error)) }
             }
         };
-        let mut orphans = Several::new();
+        let mut orphans = Vec::new();
         let again = self.queue.end_move(parcels, *outcome.as_ref().unwrap_or(&0), &mut orphans);
         discard_all(orphans);
         let bytes = joined.sources.iter().map(|source| source.bytes() as u64).sum();
@@ -120,7 +123,8 @@ impl<M: Message> HubCore<M> {
                 can_join &= !is_external || self.accepts_one(envelope).is_ok();
             }
         });
-        if !can_join {
+        let is_enough = !joined.sources.is_empty() && joined.sources.len() + copies > arrivals.most_joined();
+        if !can_join || is_enough {
             return false;
         }
         let targets: Several<_> = (0..copies).map_while(|_| arrivals.take().ok().flatten()).collect();
