@@ -142,7 +142,7 @@ impl<M: Message> Output<M> {
     /// # Cancel safety
     /// Dropping the future before it resolves leaves the messages that were not sent in `messages`.
     pub async fn send_all(&mut self, messages: &mut Vec<M>) -> Result<()> {
-        let mut unsent = Unsent { left: std::mem::take(messages).into(), messages };
+        let mut unsent = UnsentMessages { left: std::mem::take(messages).into(), messages };
         loop {
             self.send_while_room(&mut unsent.left)?;
             let Some(next) = unsent.left.front_mut() else { return Ok(()) };
@@ -439,12 +439,12 @@ impl<M: Message> Output<M> {
 }
 
 /// The messages that [`Output::send_all`] has not sent yet. Dropping it gives them back.
-struct Unsent<'a, M> {
+struct UnsentMessages<'a, M> {
     left: VecDeque<M>,
     messages: &'a mut Vec<M>,
 }
 
-impl<M> Drop for Unsent<'_, M> {
+impl<M> Drop for UnsentMessages<'_, M> {
     fn drop(&mut self) {
         *self.messages = std::mem::take(&mut self.left).into();
     }
