@@ -113,11 +113,13 @@ on_both!(messages_that_are_copied_together_arrive_in_order_and_whole, async |dev
     }
 });
 
+type Ends = (InputHandle<Envelope<u32>>, OutputHandle<Envelope<u32>>);
+
 /// The numbers of copies to the device and back, of 200 messages.
 async fn copies<P: Ports>(
     source: Numbers,
     work: impl Operator<Ports = P>,
-    ports: fn(&P::Handles) -> (InputHandle<Envelope<u32>>, OutputHandle<Envelope<u32>>),
+    ports: fn(&P::Handles) -> Ends,
 ) -> [usize; 2] {
     let (simulation, seen) = (Simulation::new(7), shared());
     let simulated = simulation.run(async {
