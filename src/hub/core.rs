@@ -27,10 +27,9 @@
 //!              ├── yes ──> move; if an envelope is free for each, push as ready; otherwise push, and move later
 //!              └── no ───> push, then move: now, or when an envelope returns (`pump`), or in a step of a flow that runs
 //!                          in steps. `Queue::begin_move` takes the message out of its slot, `Queue::end_move` puts it
-//!                          back as ready, and wakes the reader
+//!                          back as ready, and wakes the reader. Small messages that wait are moved several at a time
+//!                          (core/joined.rs)
 //!
-//!              │  Small messages that wait are moved several at a time (core/joined.rs).
-//!              │
 //!   move     HubCore::move_message (core.rs)  for each [RawEnvelope] (pool.rs) of the message:
 //!              [Pool]::take (pool.rs)         an envelope at the reader's location. There is none: the message waits
 //!              [transfer::copy]               memory/transfer.rs enqueues the copy on the hub's [Stream] of a [Backend]

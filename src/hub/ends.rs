@@ -454,18 +454,23 @@ mod tests {
     }
 
     fn pair_hub() -> build::HubEnds<Pair> {
-        let (device, host) = (Device::emulated(Emulated::new()), Device::host());
-        let plan = HubPlan {
+        build::build(plan(1, 2), None).unwrap()
+    }
+
+    /// A hub from the host to an emulated device.
+    fn plan(capacity: usize, envelopes: usize) -> HubPlan {
+        let device = Device::emulated(Emulated::new());
+        HubPlan {
             name: "any".into(),
-            capacity: 1,
+            capacity,
             when_full: WhenFull::Block,
             ends_with: None,
-            envelopes: 2,
+            envelopes,
             writer_bytes: Some(8),
             reader_bytes: Some(8),
             forks: false,
             reads_anywhere: false,
-            writer: host,
+            writer: Device::host(),
             reader: device.clone(),
             near: device,
             mode: CompletionMode::default(),
@@ -473,8 +478,7 @@ mod tests {
             wait_time_origin: None,
             stepped: false,
             captured: None,
-        };
-        build::build::<Pair>(plan, None).unwrap()
+        }
     }
 
     /// A pair whose reader ends while it is moved.
@@ -537,27 +541,7 @@ mod tests {
 
     #[test]
     fn an_envelope_that_returns_during_a_move_is_not_missed() {
-        let device = Device::emulated(Emulated::new());
-        let plan = HubPlan {
-            name: "any".into(),
-            capacity: 16,
-            when_full: WhenFull::Block,
-            ends_with: None,
-            envelopes: 16,
-            writer_bytes: Some(8),
-            reader_bytes: Some(8),
-            forks: false,
-            reads_anywhere: false,
-            writer: Device::host(),
-            reader: device.clone(),
-            near: device,
-            mode: CompletionMode::default(),
-            priority: 0,
-            wait_time_origin: None,
-            stepped: false,
-            captured: None,
-        };
-        let (mut sender, receiver, _view) = build::build::<Hooked>(plan, None).unwrap();
+        let (mut sender, receiver, _view) = build::build::<Hooked>(plan(16, 16), None).unwrap();
         let arrivals = sender.arrival_pool.clone().unwrap();
         let mut taken: Vec<_> = (0..16).map(|_| arrivals.take().unwrap().unwrap()).collect();
         let (is_armed, returns) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(taken.pop())));

@@ -31,7 +31,7 @@ use crate::{
 /// does not know about such a use, and assumes that the envelope will never return if nothing else makes progress.
 ///
 /// An envelope in the response of a [service](crate::Service) belongs to the caller and to no hub: dropping it frees
-/// the memory, and the flow does not wait for it.
+/// the memory, a small one together with its [neighbours](crate::HubOptions::envelopes), and the flow does not wait for it.
 ///
 /// The errors of an envelope that came in a response, and of a blank envelope of a service or an
 /// [ingress](crate::Ingress), do not name the flow's operators and streams. They have the kind of the original error

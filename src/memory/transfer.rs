@@ -13,7 +13,7 @@ pub(crate) fn copy(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize
 }
 
 /// So many bytes may always be copied with a part that another follows: 0.3 us at 50 GB/s, where a copy of its own costs
-/// the host 1.7 us.
+/// the host 2.1 us (`guide/facts.md`).
 const MAX_BETWEEN: u64 = 16 << 10;
 
 /// One of several copies that are enqueued together: of the first `bytes` bytes.
