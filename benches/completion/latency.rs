@@ -2,11 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use plotters::prelude::SeriesLabelPosition;
 use wakeline::stream::CompletionMode;
 
 use crate::{
     Bench, cpu,
     figure::figure,
+    picture::{self, Labels, Line},
     source::{BareWaiter, Source, Waiter},
 };
 
@@ -59,6 +61,7 @@ async fn batch(mut waiter: Waiter, length: Duration, own: f64) -> (Waiter, Outco
 }
 
 pub(crate) fn run(bench: &Bench) {
+    let mut lines: Vec<Line> = bench.sources.iter().map(|source| (source.name(), Vec::new())).collect();
     for (micros, count) in LENGTHS {
         let length = Duration::from_micros(micros);
         let own = match &bench.bare {
@@ -81,14 +84,26 @@ pub(crate) fn run(bench: &Bench) {
                 }
             }
         }
-        print(micros, each.into_iter().map(|(source, _, outcome)| (source, outcome)).collect());
+        let mut each: Vec<_> = each.into_iter().map(|(source, _, outcome)| (source, outcome)).collect();
+        print(micros, &mut each);
+        for ((_, points), (_, outcome)) in lines.iter_mut().zip(&mut each) {
+            points.push((micros as f64, outcome.percentile(99)));
+        }
     }
+    let labels = Labels {
+        title: &format!("From the end of a kernel until the task that awaits it runs: {}", bench.device.description()),
+        x: "the kernel's own time, in microseconds",
+        y: "99th percentile, in microseconds",
+        names: SeriesLabelPosition::UpperLeft,
+    };
+    let to = picture::draw("completion", &labels, &lines).expect("the picture");
+    println!("completion.latency: {}", to.display());
 }
 
-fn print(micros: u64, mut each: Vec<(Source, Outcome)>) {
+fn print(micros: u64, each: &mut [(Source, Outcome)]) {
     let floor = each.iter_mut().find(|(source, _)| *source == Source::Sync);
     let floor = floor.map_or([0.0; 3], |(_, floor)| [floor.percentile(50), floor.percentile(99), floor.cores()]);
-    for (source, outcome) in &mut each {
+    for (source, outcome) in each {
         let name = format!("completion.{}.{micros}us", source.name());
         figure(&format!("{name}.p50"), outcome.percentile(50), "us", floor[0]);
         figure(&format!("{name}.p99"), outcome.percentile(99), "us", floor[1]);

@@ -8,6 +8,8 @@
 //!                                                            adaptive, lowlatency, quiet
 //! ```
 //!
+//! `latency` draws `completion.svg`.
+//!
 //! Needs a CUDA device. With `WAKELINE_DEVICE=emulated` wakeline runs on the emulated device, which only checks that
 //! the bench works; limits are then 0.
 
@@ -20,6 +22,8 @@ mod figure;
 mod gpu;
 mod latency;
 mod many;
+#[path = "../support/picture.rs"]
+mod picture;
 mod scanner;
 mod source;
 mod spin;

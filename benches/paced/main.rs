@@ -44,17 +44,18 @@ mod figure;
 #[path = "../support/gpu.rs"]
 mod gpu;
 mod ours;
+#[path = "../support/picture.rs"]
 mod picture;
 mod work;
 
 use std::{
-    panic,
-    path::{Path, PathBuf},
-    process, str,
+    panic, process, str,
     sync::atomic::{AtomicBool, Ordering},
     thread,
 };
 
+use hdrhistogram::Histogram;
+use plotters::prelude::SeriesLabelPosition;
 use tokio::runtime::Runtime;
 use wakeline::{CompletionMode, Device, device::Emulated};
 
@@ -62,6 +63,7 @@ use bare::Bare;
 use feed::{Outcome, Plan};
 use figure::figure;
 use gpu::Gpu;
+use picture::Labels;
 
 /// 64 KiB.
 const ELEMENTS: usize = 8192;
@@ -192,9 +194,14 @@ impl Bench {
             if busy { ", all other cores busy" } else { "" },
             self.device.description()
         );
-        let lines: Vec<_> = each.iter().map(|(way, outcome)| (way.name(), &outcome.latency)).collect();
-        let to = folder().join(format!("paced-{name}.svg"));
-        picture::draw(&title, &lines, &to).expect("the picture");
+        let lines: Vec<_> = each.iter().map(|(way, outcome)| (way.name(), tail(&outcome.latency))).collect();
+        let labels = Labels {
+            title: &title,
+            x: "latency from the send to the sink, in microseconds",
+            y: "share of the messages that took as long or longer",
+            names: SeriesLabelPosition::UpperRight,
+        };
+        let to = picture::draw(&format!("paced-{name}"), &labels, &lines).expect("the picture");
         println!("paced.{name}: {}", to.display());
     }
 }
@@ -244,14 +251,15 @@ fn print(name: &str, flows: usize, busy: bool, each: &[(Way, Outcome)]) {
     }
 }
 
-/// The folder for pictures: `WAKELINE_BENCH_DIR`, else `target`.
-fn folder() -> PathBuf {
-    if let Some(folder) = std::env::var_os("WAKELINE_BENCH_DIR") {
-        return folder.into();
-    }
-    let program = std::env::current_exe().unwrap_or_default();
-    let target = program.ancestors().find(|folder| folder.ends_with("target"));
-    target.map_or_else(std::env::temp_dir, Path::to_owned)
+/// For each latency, the share of the messages that took at least as long.
+fn tail(latency: &Histogram<u64>) -> Vec<(f64, f64)> {
+    let (mut below, all) = (0, latency.len() as f64);
+    let each = latency.iter_recorded().map(|step| {
+        let share = 1.0 - below as f64 / all;
+        below += step.count_at_value();
+        (step.value_iterated_to() as f64 / 1e3, share)
+    });
+    each.collect()
 }
 
 /// The device, and the GPU for what is written by hand.

@@ -27,7 +27,6 @@ use wakeline_macros::Ports;
 use super::{
     Flow,
     ingress_gate::{Acquisition, CloseGateOnDrop, IngressGate, SendPermit, Stage},
-    pacing::ExpectedSend,
 };
 use crate::{
     condition::Readiness,
@@ -425,9 +424,7 @@ impl<M: Message> Operator for IngressOperator<M> {
         let _closing = CloseGateOnDrop(&gate);
         self.stage.send_replace(Stage::Open(gate.clone()));
         let mut no_handles = pin!(self.stage.closed());
-        let mut expected = ExpectedSend::default();
         cx.attend(|task, ending| {
-            gate.pacing.iter().for_each(|pacing| expected.poll(pacing, task));
             let open = !ending && no_handles.as_mut().poll(task).is_pending() && gate.on_wake();
             Ok(if open { Readiness::WAIT_EVENT } else { Readiness::NEVER })
         })

@@ -21,7 +21,7 @@ use std::{
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, TryAcquireError, watch};
 
-use super::{Handle, blank_queue::BlankQueue, pacing::Pacing, starting::may_wait_for};
+use super::{Handle, blank_queue::BlankQueue, starting::may_wait_for};
 use crate::{
     clock,
     condition::Readiness,
@@ -36,6 +36,7 @@ use crate::{
     operator::{
         Cx, ExternalSend, Output,
         activity::FlowActivity,
+        pacing::Pacing,
         senders::Senders,
         shared_port::{PortRef, SharedPort},
         status_cell::IngressWait,
@@ -67,8 +68,8 @@ pub(super) struct IngressGate<M: Message> {
     activity: Arc<FlowActivity>,
     boundary: Arc<Boundary>,
     owner: Waker,
-    /// Set if the next message is expected.
-    pub(super) pacing: Option<Pacing>,
+    /// Set if the reader expects the next message.
+    pacing: Option<Arc<Pacing>>,
     /// The operator's number.
     operator: usize,
     flow: Handle,
@@ -362,6 +363,7 @@ impl<M: Message> SendPermit<M> {
         let Some(departed) = departed else { return Err(SendError::new(None, ended(&gate.flow))) };
         permit.forget();
         let (place, mut dropped) = (parcel.place(), None);
+        gate.pacing.iter().for_each(|pacing| pacing.note_send());
         let (sent, _) = gate.use_slots(1, |output| match &departed {
             Err(error) => Err(error.clone()),
             Ok(departed) if !output.is_closed() && !gate.flow.is_stopping() => {
@@ -391,10 +393,7 @@ impl<M: Message> SendPermit<M> {
                 let error = error.for_caller(&format!("the message {fate}"));
                 Err(SendError::new(left.map(|parcel| parcel.message), error))
             }
-            (_, None) => {
-                gate.pacing.iter().for_each(Pacing::note_send);
-                Ok(())
-            }
+            (_, None) => Ok(()),
             (_, Some(parcel)) => Err(SendError::new(Some(parcel.message), ended(&gate.flow))),
         }
     }

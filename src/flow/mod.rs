@@ -30,7 +30,6 @@ mod ingress_gate;
 mod link;
 mod local;
 mod on_stall;
-mod pacing;
 mod report;
 mod running;
 mod searches;

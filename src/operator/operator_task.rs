@@ -13,13 +13,16 @@ use std::{
         atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Wake, Waker},
+    time::Instant,
 };
 
 use self::probe_waker::ProbeGuard;
 use super::{
     activity::FlowActivity,
     idle::{NotedWaits, Parking, Woken},
+    pacing::Pacing,
     permit::Permit,
+    spinning::Spinning,
     status_cell::{RunWait, StatusCell},
 };
 use crate::{
@@ -34,6 +37,7 @@ use crate::{
 pub(crate) struct OperatorTask {
     /// Bits of [`state`].
     state: AtomicU32,
+    spinning: Spinning,
     parking: Parking,
     activity: Arc<FlowActivity>,
     /// The waker of the tokio task, from the first poll: tokio's wakers of one task are all equal.
@@ -46,6 +50,8 @@ pub(crate) struct OperatorTask {
     wakers: MoreWakers,
     /// Controls the operator's runs while a task steps through the flow.
     permit: OnceLock<Permit>,
+    /// Set if the operator expects messages from outside.
+    pacing: OnceLock<Arc<Pacing>>,
 }
 
 /// The other wakers that are woken with an operator.
@@ -137,6 +143,8 @@ impl OperatorTask {
             },
             in_run: Mutex::new(None),
             permit: OnceLock::new(),
+            pacing: OnceLock::new(),
+            spinning: Spinning::new(),
             status: StatusCell::new(),
         })
     }
@@ -275,6 +283,32 @@ impl OperatorTask {
     /// Like `is_parked`, and makes the caller's earlier writes visible to the operator's next poll.
     pub(crate) fn publish_and_check_parked(&self) -> bool {
         self.parking.publish_and_check_parked()
+    }
+
+    /// Makes the operator expect the messages of one ingress. False if it expects those of another one.
+    pub(super) fn expect_messages(&self, pacing: &Arc<Pacing>) -> bool {
+        self.pacing.set(pacing.clone()).is_ok()
+    }
+
+    #[inline]
+    pub(super) fn pacing(&self) -> Option<&Arc<Pacing>> {
+        self.pacing.get()
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_spinning(&self) -> bool {
+        self.spinning.is_on()
+    }
+
+    /// Spins within a poll of the operator. True if it was woken by `until`: it is to be polled again.
+    pub(super) fn spin_until(&self, until: Instant) -> bool {
+        self.spinning.begin();
+        if self.parking.is_polled_since_wake() {
+            while self.spinning.is_on() && Instant::now() < until {
+                std::hint::spin_loop();
+            }
+        }
+        self.spinning.end()
     }
 
     /// Lets no run begin after the current one.
@@ -499,7 +533,9 @@ impl Wake for OperatorTask {
         if !first {
             return;
         }
-        if let Some(task) = self.waker.get() {
+        if !self.spinning.wake()
+            && let Some(task) = self.waker.get()
+        {
             task.wake();
         }
         if self.has(state::MORE_WAKERS) {

@@ -2,7 +2,7 @@
 
 use std::{future::poll_fn, pin::pin, sync::Arc, task::Poll};
 
-use super::operator_task::OperatorTask;
+use super::{operator_task::OperatorTask, pacing::ExpectedMessage};
 use crate::{device::Device, error::Result, stream::Streams};
 
 /// Polls `work`, the future of one operator, with the operator's waker and with its device current, until it ends or is
@@ -15,15 +15,22 @@ pub(crate) async fn poll_in_context<T>(
     let mut probe = operator_task.install_probe_waker();
     let on_host = device.is_host();
     let mut work = pin!(work);
+    let mut expected = ExpectedMessage::default();
     poll_fn(|task| {
-        operator_task.poll(&mut probe, task, |task| {
-            if !on_host && let Err(error) = device.backend().make_current() {
-                // This might be the first sign of a fault: `observe` fails every future that waits for the device, and
-                // the error names the operators whose work is lost.
-                return Poll::Ready(Streams::of(device).observe(Err(error)));
+        loop {
+            let polled = operator_task.poll(&mut probe, task, |task| {
+                if !on_host && let Err(error) = device.backend().make_current() {
+                    // This might be the first sign of a fault: `observe` fails every future that waits for the device,
+                    // and the error names the operators whose work is lost.
+                    return Poll::Ready(Streams::of(device).observe(Err(error)));
+                }
+                work.as_mut().poll(task)
+            });
+            match operator_task.pacing() {
+                Some(pacing) if polled.is_pending() && expected.poll(pacing, operator_task, task) => {}
+                _ => return polled,
             }
-            work.as_mut().poll(task)
-        })
+        }
     })
     .await
 }

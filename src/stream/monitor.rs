@@ -209,6 +209,7 @@ impl CompletionMonitor {
         }
         // A panicking waker ends one round, not the monitor.
         let keep = move || {
+            wake_on_time();
             let _device = DeviceThread::enter();
             while let Err(panic) = catch_unwind(AssertUnwindSafe(|| shared.run())) {
                 let _ = panic_message(panic);
@@ -231,6 +232,12 @@ impl CompletionMonitor {
         unwatched.iter().filter_map(Weak::upgrade).for_each(|stream| stream.unwatch());
         false
     }
+}
+
+/// Lets the sleeps of this thread end on time: Linux may end them 50 us later, to join wake-ups.
+fn wake_on_time() {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
 }
 
 impl Shared {

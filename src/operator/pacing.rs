@@ -1,0 +1,420 @@
+//! [`Pacing`]: an operator whose messages come from outside, at a regular pace, is awake for the next one.
+//!
+//! Between two messages of a slow source all workers sleep. To wake one takes tens of microseconds, which every message
+//! then pays, and so does its sender. So in a flow with [`CompletionMode::LowLatency`] the reader of an ingress expects
+//! the next message: the completion monitor wakes it shortly before, and it spins on its worker until it is woken by
+//! the message, or the message is overdue. A wake of a task that [spins](Spinning) costs its sender nothing. Meanwhile
+//! the reader warms up the device's launches, which are slow after a pause, too.
+//!
+//! ```text
+//!    message        from              expected            until
+//!   ────┼─────────────┼──────────────────┼──────────────────┼───────────> time
+//!       └── sleeps ───┴── spins ──> the message, or overdue ┘
+//!                                    └─> expects the next one: sleeps until then
+//! ```
+//!
+//! How long before the message it wakes is the time by which such wakes were late. With an irregular pace, or one faster
+//! than the workers fall asleep, nothing is expected and nothing spins; nor on a runtime with one worker. Of all readers
+//! on one device, one spins at a time: the others find its worker awake.
+//!
+//! Bench `paced`, one message of 64 KiB a millisecond on an H200: FIGURES
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::Context,
+    time::{Duration, Instant},
+};
+
+use tokio::runtime::Handle;
+
+use super::operator_task::OperatorTask;
+use crate::{
+    CompletionMode,
+    device::Device,
+    operator::Cx,
+    stream::{Streams, WakeAlarm},
+    sync::wake_again,
+};
+
+/// Messages that come faster find the workers awake. Of slower ones, some tens of microseconds are no longer much.
+const PERIOD: (Duration, Duration) = (Duration::from_micros(300), Duration::from_millis(100));
+/// The bounds of the time that is spent spinning before a message is expected: at most a quarter of the period.
+const LEAD: (Duration, Duration) = (Duration::from_micros(30), Duration::from_micros(250));
+/// How long one poll spins, before other tasks of the worker have their turn.
+const BURST: Duration = Duration::from_micros(100);
+
+/// The pace of an ingress, as its senders record it.
+pub(crate) struct Pacing {
+    streams: Arc<Streams>,
+    opened: Instant,
+    /// The number of messages that were sent.
+    sent: AtomicU64,
+    /// When the last one was sent: nanoseconds since `opened`.
+    last: AtomicU64,
+}
+
+impl Pacing {
+    /// For the ingress with this context, the only reader of which is on the device `reader`. `None` if that reader is to
+    /// expect no message.
+    pub(crate) fn of(cx: &Cx, reader: Option<Device>) -> Option<Arc<Self>> {
+        let wanted = cx.completion_mode() == CompletionMode::LowLatency && !cx.is_local();
+        let reader = reader.filter(|_| wanted)?;
+        let pacing = Arc::new(Self::new(&reader)?);
+        let (control, operator) = (cx.flow().0, cx.operator_task().operator());
+        let to = control.hubs().of(operator).find(|hub| hub.from == operator)?.to;
+        control.tasks[to].expect_messages(&pacing).then_some(pacing)
+    }
+
+    fn new(reader: &Device) -> Option<Self> {
+        // A simulation runs in virtual time, in which nothing takes time to wake.
+        (!reader.is_host() && reader.backend().simulation().is_none()).then(|| Self {
+            streams: Streams::of(reader),
+            opened: Instant::now(),
+            sent: AtomicU64::new(0),
+            last: AtomicU64::new(0),
+        })
+    }
+
+    /// Called before each message is sent, whose send wakes the reader.
+    pub(crate) fn note_send(&self) {
+        self.last.store(self.opened.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        self.sent.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// What the reader expects.
+#[derive(Default)]
+pub(super) struct ExpectedMessage {
+    seen: u64,
+    pace: Pace,
+    lateness: Lateness,
+    window: Option<Window>,
+    alarm: Option<WakeAlarm>,
+    spins: Option<SpinSlot>,
+}
+
+/// When to spin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Window {
+    from: Instant,
+    until: Instant,
+}
+
+/// Held by the one reader of a device that spins. It expires, since a task may be polled no more.
+struct SpinSlot {
+    streams: Arc<Streams>,
+    until: u64,
+}
+
+impl SpinSlot {
+    fn take(streams: &Arc<Streams>, now: Instant, until: Instant) -> Option<Self> {
+        let (now, until) = (streams.micros(now), streams.micros(until));
+        let free = |taken_until: u64| (taken_until <= now).then_some(until);
+        streams.awake_until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, free).ok()?;
+        Some(Self { streams: streams.clone(), until })
+    }
+}
+
+impl Drop for SpinSlot {
+    fn drop(&mut self) {
+        let slot = &self.streams.awake_until;
+        // Unless another reader has it by now.
+        let _ = slot.compare_exchange(self.until, 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+/// True on a runtime with several workers. The only worker would have no time for the sender, or for what its tasks wait
+/// for: there, a message every 2 ms took 103 to 220 us in place of 24 to 27.
+fn has_more_workers() -> bool {
+    Handle::try_current().is_ok_and(|runtime| runtime.metrics().num_workers() > 1)
+}
+
+impl ExpectedMessage {
+    /// Called after each poll of the reader that has found nothing to do: spins for a moment, or sets an alarm. True if
+    /// the reader was woken meanwhile, and is to be polled again.
+    #[cold]
+    pub(super) fn poll(&mut self, pacing: &Pacing, reader: &Arc<OperatorTask>, task: &Context<'_>) -> bool {
+        let now = Instant::now();
+        let sent = pacing.sent.load(Ordering::Acquire);
+        if sent != self.seen {
+            self.note(pacing, sent, now);
+        }
+        let Some(Window { from, until }) = self.window else { return false };
+        if now < from {
+            if self.alarm.as_ref().map(WakeAlarm::at) != Some(from) {
+                self.alarm = pacing.streams.monitor().alarm_for(from, reader.clone().into());
+            }
+            return false;
+        }
+        self.note_wake(now);
+        if now >= until {
+            (self.window, self.spins) = (None, None);
+            return false;
+        }
+        let (_, runs) = reader.status_cell().status();
+        if runs || !reader.runs_by_itself() {
+            return false;
+        }
+        if self.spins.is_none() && has_more_workers() {
+            self.spins = SpinSlot::take(&pacing.streams, now, until);
+        }
+        if self.spins.is_none() {
+            return false;
+        }
+        pacing.streams.warm_up(now);
+        if reader.spin_until(until.min(now + BURST)) {
+            return true;
+        }
+        wake_again(task.waker());
+        false
+    }
+
+    /// Called when the alarm, or an earlier message, has woken the reader.
+    fn note_wake(&mut self, now: Instant) {
+        if let Some(alarm) = self.alarm.take() {
+            self.lateness.note(now.saturating_duration_since(alarm.at()));
+        }
+    }
+
+    fn note(&mut self, pacing: &Pacing, sent: u64, now: Instant) {
+        if self.window.is_some_and(|window| now >= window.from) {
+            self.note_wake(now);
+        }
+        let at = pacing.opened + Duration::from_nanos(pacing.last.load(Ordering::Relaxed));
+        self.pace.sent(at, sent - self.seen);
+        self.seen = sent;
+        self.window = self.pace.next(self.lateness.most).filter(|window| now < window.until);
+        (self.alarm, self.spins) = (None, None);
+    }
+}
+
+/// How late the alarms have woken the reader.
+#[derive(Debug)]
+struct Lateness {
+    /// The most, slowly forgotten.
+    most: Duration,
+}
+
+impl Default for Lateness {
+    fn default() -> Self {
+        Self { most: LEAD.1 }
+    }
+}
+
+impl Lateness {
+    fn note(&mut self, late: Duration) {
+        self.most = if late > self.most { late.min(LEAD.1) } else { self.most - (self.most - late) / 16 };
+    }
+}
+
+/// The time between messages.
+#[derive(Debug, Default)]
+struct Pace {
+    last: Option<Instant>,
+    /// The mean and its mean deviation, in seconds.
+    period: Option<(f64, f64)>,
+}
+
+impl Pace {
+    /// The last of `count` messages was sent at this time.
+    fn sent(&mut self, at: Instant, count: u64) {
+        let Some(last) = self.last.replace(at) else { return };
+        let took = at.saturating_duration_since(last).as_secs_f64() / count as f64;
+        self.period = Some(match self.period {
+            // A new pace.
+            Some((mean, _)) if took > 2.0 * mean || took < mean / 2.0 => (took, took),
+            Some((mean, deviation)) => {
+                let off = took - mean;
+                (mean + off / 4.0, deviation + (off.abs() - deviation) / 4.0)
+            }
+            None => (took, took),
+        });
+    }
+
+    /// When to spin for the next message, if it is expected. `late`: how late the alarm may wake the reader.
+    fn next(&self, late: Duration) -> Option<Window> {
+        let ((mean, deviation), last) = (self.period?, self.last?);
+        let [period, spread] = [mean, deviation].map(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        let (period, spread) = (period?, spread?);
+        if !(PERIOD.0..=PERIOD.1).contains(&period) || spread > LEAD.1.min(period / 4) {
+            return None;
+        }
+        let lead = late.clamp(LEAD.0, LEAD.1.min(period / 4)) + spread;
+        let expected = last.checked_add(period)?;
+        Some(Window { from: expected.checked_sub(lead)?, until: expected.checked_add(lead)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Poll, Wake, Waker};
+
+    use super::*;
+    use crate::{condition::Status, device::Emulated, error::Result};
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn after(pace: &mut Pace, start: Instant, micros: &[u64]) -> Option<Window> {
+        for at in micros {
+            pace.sent(start + Duration::from_micros(*at), 1);
+        }
+        pace.next(LEAD.1)
+    }
+
+    /// Counts how often it is woken.
+    #[derive(Default)]
+    struct Count(AtomicU64);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A reader whose task was polled with a waker that counts.
+    struct Reader {
+        task: Arc<OperatorTask>,
+        woken: Arc<Count>,
+        expected: ExpectedMessage,
+    }
+
+    impl Reader {
+        fn new(window: Window) -> Self {
+            let expected = ExpectedMessage { window: Some(window), ..Default::default() };
+            Self { task: OperatorTask::alone(), woken: Arc::default(), expected }
+        }
+
+        /// Polls the task, which finds nothing, and then what it expects.
+        fn poll(&mut self, pacing: &Pacing) -> bool {
+            let waker = Waker::from(self.woken.clone());
+            let task = &mut Context::from_waker(&waker);
+            let mut probe = self.task.install_probe_waker();
+            let polled = self.task.poll(&mut probe, task, |_| Poll::<Result<()>>::Pending);
+            assert!(polled.is_pending());
+            self.expected.poll(pacing, &self.task, task)
+        }
+
+        fn wakes(&self) -> u64 {
+            self.woken.0.load(Ordering::Relaxed)
+        }
+    }
+
+    #[test]
+    fn one_reader_spins_while_its_message_is_expected() {
+        let device = Device::emulated(Emulated::new());
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
+        let _inside = runtime.enter();
+        assert!(Pacing::new(&Device::host()).is_none());
+        let [pacing, other] = [(); 2].map(|()| Pacing::new(&device).unwrap());
+        let (now, hour) = (Instant::now(), Duration::from_secs(3600));
+        let window = Window { from: now, until: now + hour };
+        let (mut first, mut second) = (Reader::new(window), Reader::new(window));
+        assert!(!first.poll(&pacing), "other tasks have their turn");
+        assert_eq!(first.wakes(), 1, "and then it spins on");
+        assert!(!second.poll(&other));
+        assert_eq!(second.wakes(), 0, "the worker is awake for both");
+
+        // A wake within a poll: the spinning poll notices it, and its task is not woken.
+        let sender = std::thread::spawn({
+            let task = first.task.clone();
+            move || {
+                while !task.is_spinning() {
+                    std::hint::spin_loop();
+                }
+                task.wake_by_ref();
+            }
+        });
+        while !first.poll(&pacing) {}
+        sender.join().unwrap();
+        let wakes = first.wakes();
+        // The message ends the window.
+        pacing.note_send();
+        assert!(!first.poll(&pacing));
+        assert_eq!(first.wakes(), wakes);
+        assert!(!second.poll(&other));
+        assert_eq!(second.wakes(), 1, "another one may spin");
+
+        // A task that is polled no more: its turn ends all the same.
+        let paused = SpinSlot::take(&pacing.streams, now + hour, now + 2 * hour);
+        assert!(paused.is_some() && SpinSlot::take(&pacing.streams, now + hour, now + 2 * hour).is_none());
+        assert!(SpinSlot::take(&pacing.streams, now + 2 * hour, now + 3 * hour).is_some());
+        drop(paused);
+
+        // Overdue.
+        let mut overdue = Reader::new(Window { from: now, until: now });
+        assert!(!overdue.poll(&pacing));
+        assert_eq!((overdue.wakes(), overdue.expected.window), (0, None));
+    }
+
+    #[test]
+    fn nothing_spins_on_a_runtime_with_one_worker_or_in_a_run() {
+        let pacing = Pacing::new(&Device::emulated(Emulated::new())).unwrap();
+        let window = Window { from: Instant::now(), until: Instant::now() + Duration::from_secs(3600) };
+        let mut reader = Reader::new(window);
+        assert!(!reader.poll(&pacing), "outside of a runtime");
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let inside = runtime.enter();
+        assert!(!reader.poll(&pacing));
+        assert_eq!(reader.wakes(), 0);
+        drop(inside);
+
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
+        let _inside = runtime.enter();
+        reader.task.publish_running();
+        assert!(!reader.poll(&pacing));
+        assert_eq!(reader.wakes(), 0);
+        reader.task.publish(Status::Wait);
+        assert!(!reader.poll(&pacing));
+        assert_eq!(reader.wakes(), 1);
+    }
+
+    #[test]
+    fn the_lead_is_as_long_as_wakes_were_late() {
+        let mut lateness = Lateness::default();
+        let micros = Duration::from_micros;
+        for _ in 0..1000 {
+            lateness.note(micros(40));
+        }
+        assert!(lateness.most < micros(41), "{lateness:?}");
+        lateness.note(micros(90));
+        assert_eq!(lateness.most, micros(90));
+        lateness.note(micros(40));
+        assert!(lateness.most > micros(80), "{lateness:?}");
+        lateness.note(MS);
+        assert_eq!(lateness.most, LEAD.1);
+    }
+
+    #[test]
+    fn a_regular_pace_is_expected_to_continue() {
+        let (mut pace, start) = (Pace::default(), Instant::now());
+        assert_eq!(after(&mut pace, start, &[0, 1000]), None, "one period is no pace");
+        let window = after(&mut pace, start, &[2000, 3010, 3990, 5000, 6000, 7000, 8005, 9000]).unwrap();
+        let next = start + 10 * MS;
+        assert!(window.from < next && window.until > next, "{window:?}");
+        assert!(window.until - window.from < MS, "{window:?}");
+        // A message that the operator has missed.
+        pace.sent(start + 11 * MS, 2);
+        let window = pace.next(LEAD.1).unwrap();
+        assert!(window.from < start + 12 * MS && window.until > start + 12 * MS, "{window:?}");
+    }
+
+    #[test]
+    fn nothing_is_expected_of_an_irregular_or_fast_source() {
+        let start = Instant::now();
+        let irregular = [0, 1000, 1900, 4000, 4300, 6900, 7000, 9000];
+        assert_eq!(after(&mut Pace::default(), start, &irregular), None);
+        let fast: Vec<_> = (0..50).map(|at| at * 20).collect();
+        assert_eq!(after(&mut Pace::default(), start, &fast), None);
+        let slow: Vec<_> = (0..50).map(|at| at * 10_000_000).collect();
+        assert_eq!(after(&mut Pace::default(), start, &slow), None);
+        // After a pause of a day, until the pace is back.
+        let mut pace = Pace::default();
+        assert!(after(&mut pace, start, &(0..20).map(|at| at * 1000).collect::<Vec<_>>()).is_some());
+        assert_eq!(after(&mut pace, start, &[86_400_000_000]), None);
+        let back: Vec<_> = (1..20).map(|at| 86_400_000_000 + at * 1000).collect();
+        assert!(after(&mut pace, start, &back).is_some());
+    }
+}
