@@ -61,7 +61,7 @@ async fn batch(mut waiter: Waiter, length: Duration, own: f64) -> (Waiter, Outco
 }
 
 pub(crate) fn run(bench: &Bench) {
-    let mut lines: Vec<Line> = bench.sources.iter().map(|source| (source.name(), Vec::new())).collect();
+    let mut lines: Vec<Line> = bench.sources.iter().map(|source| (source.label(), Vec::new())).collect();
     for (micros, count) in LENGTHS {
         let length = Duration::from_micros(micros);
         let own = match &bench.bare {

@@ -51,6 +51,20 @@ impl Source {
         }
     }
 
+    /// Its name in the picture.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::Sync => "a thread spins in cuStreamSynchronize",
+            Self::Poll => "the task polls",
+            Self::Scan => "a thread scans",
+            Self::Callback => "callback",
+            Self::Side => "callback on a side stream",
+            Self::Ours(CompletionMode::LowLatency) => "wakeline, LowLatency",
+            Self::Ours(CompletionMode::Quiet) => "wakeline, Quiet",
+            Self::Ours(_) => "wakeline",
+        }
+    }
+
     pub(crate) fn is_bare(self) -> bool {
         !matches!(self, Self::Ours(_))
     }

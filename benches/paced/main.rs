@@ -94,6 +94,17 @@ impl Way {
         }
     }
 
+    /// Its name in the picture.
+    fn label(self) -> &'static str {
+        match self {
+            Self::Ours => "wakeline",
+            Self::LowLatency => "wakeline, LowLatency",
+            Self::Spin => "a thread spins",
+            Self::Block => "a thread blocks",
+            Self::Callback => "tokio tasks, a host callback",
+        }
+    }
+
     fn is_by_hand(self) -> bool {
         !matches!(self, Self::Ours | Self::LowLatency)
     }
@@ -194,7 +205,7 @@ impl Bench {
             if busy { ", all other cores busy" } else { "" },
             self.device.description()
         );
-        let lines: Vec<_> = each.iter().map(|(way, outcome)| (way.name(), tail(&outcome.latency))).collect();
+        let lines: Vec<_> = each.iter().map(|(way, outcome)| (way.label(), tail(&outcome.latency))).collect();
         let labels = Labels {
             title: &title,
             x: "latency from the send to the sink, in microseconds",

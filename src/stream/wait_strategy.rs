@@ -25,17 +25,17 @@
 //!
 //! # Measurements
 //!
-//! On an H200 (driver 580.159.04, CUDA 13.0, 16 vCPUs, four workers), 2026-11-28: microseconds beyond the kernel's own
+//! On an H200 (driver 580.159.04, CUDA 13.0, 16 vCPUs, four workers), 2026-11-29: microseconds beyond the kernel's own
 //! time, p50 (p99), and cores kept busy; bench `completion`, `latency`:
 //!
 //! | one waiter | 20 us | 200 us | 1 ms | 5 ms |
 //! |---|---|---|---|---|
-//! | a thread that spins in `cuStreamSynchronize` | 7 (15), 1.0 | 9 (19), 1.0 | 10 (23), 1.0 | 16 (34), 1.0 |
-//! | the task polls | 8 (16), 1.4 | 9 (20), 1.5 | 10 (29), 1.5 | 13 (30), 1.5 |
-//! | a scanning thread | 18 (44), 0.5 | 29 (235), 0.8 | 52 (319), 1.0 | 78 (302), 1.0 |
-//! | a callback on a side stream | 54 (74), 0.7 | 84 (550), 0.2 | 151 (649), 0.1 | 255 (740), 0.0 |
-//! | `Adaptive` | 9 (25), 1.3 | 9 (20), 1.3 | 12 (45), 0.3 | 14 (38), 0.1 |
-//! | `LowLatency` | 9 (19), 1.3 | 9 (21), 1.3 | 10 (25), 1.3 | 12 (26), 1.3 |
+//! | a thread that spins in `cuStreamSynchronize` | 7 (13), 1.0 | 8 (20), 1.0 | 10 (21), 1.0 | 14 (32), 1.0 |
+//! | the task polls | 7 (18), 1.4 | 8 (20), 1.5 | 10 (21), 1.5 | 14 (40), 1.5 |
+//! | a scanning thread | 16 (35), 0.5 | 26 (219), 0.8 | 58 (338), 1.0 | 79 (334), 1.0 |
+//! | a callback on a side stream | 47 (87), 0.7 | 83 (461), 0.2 | 165 (654), 0.1 | 254 (786), 0.0 |
+//! | `Adaptive` | 8 (16), 1.3 | 8 (18), 1.2 | 12 (58), 0.4 | 13 (45), 0.1 |
+//! | `LowLatency` | 8 (19), 1.2 | 8 (20), 1.2 | 10 (20), 1.2 | 11 (22), 1.2 |
 //!
 //! A sleeping thread takes hundreds of microseconds to wake, whatever wakes it. So the task that is to resume must be
 //! awake when its work ends, and a scanner cannot replace it.
@@ -97,13 +97,13 @@ const AT_ONCE: Duration = Duration::from_micros(2);
 ///
 /// Median (99th percentile) microseconds from the end of a kernel of 20 us, 1 ms and 5 ms, launch included, to the task
 /// that awaits it, and cores kept busy, on an H200 with 16 processors. A thread that spins in `cuStreamSynchronize`
-/// needs 7 to 16 us and a core (bench `completion`):
+/// needs 7 to 14 us and a core (bench `completion`):
 ///
 /// | | 20 us | 1 ms | 5 ms |
 /// |---|---|---|---|
-/// | `Adaptive` | 9 (25), 1.3 | 12 (45), 0.3 | 14 (38), 0.1 |
-/// | `LowLatency` | 9 (19), 1.3 | 10 (25), 1.3 | 12 (26), 1.3 |
-/// | `Quiet` | 58 (81), 0.8 | 153 (672), 0.1 | 253 (651), 0.0 |
+/// | `Adaptive` | 8 (16), 1.3 | 12 (58), 0.4 | 13 (45), 0.1 |
+/// | `LowLatency` | 8 (19), 1.2 | 10 (20), 1.2 | 11 (22), 1.2 |
+/// | `Quiet` | 51 (187), 0.8 | 175 (659), 0.1 | 253 (795), 0.0 |
 ///
 /// Except with `Quiet`, a task that polls for the end of work of 0.5 to 100 ms launches an empty kernel, `wakeline_warm_up`,
 /// every 100 us on a stream for this alone: the launch that follows the work is then quick.
@@ -136,8 +136,8 @@ pub enum CompletionMode {
     /// Sleeps while the predicted end is far away, then polls.
     #[default]
     Adaptive,
-    /// Polls as long as there are waiters: the lowest latency, but it may keep a core busy. In a flow, also keeps a worker
-    /// awake when the next message of an [`Ingress`](crate::Ingress) is expected, if they come at a regular pace.
+    /// Polls as long as there are waiters: the lowest latency, but it may keep a core busy. In a flow, the reader of an
+    /// [`Ingress`](crate::Ingress) is also awake when the next message is expected, if they come at a regular pace.
     LowLatency,
     /// Never polls: the device calls back. The cheapest for long work, with the highest latency.
     Quiet,
