@@ -120,6 +120,7 @@ pub mod memory;
 mod mutants;
 #[cfg(wakeline_mutants)]
 pub mod mutants;
+pub mod observe;
 pub mod operator;
 mod sync;
 pub mod test;

@@ -30,6 +30,7 @@ mod hubs;
 mod ingress;
 mod inputs;
 mod joined;
+mod observe;
 mod open_ends;
 mod outside;
 mod queues;

@@ -16,7 +16,10 @@
 use std::{borrow::Cow, sync::Arc, task::Context};
 
 use super::{Condition, Status};
-use crate::memory::{Allocator, MemoryWait, Reservation, ReserveBlocker};
+use crate::{
+    memory::{Allocator, MemoryWait, Reservation, ReserveBlocker},
+    sync::{Waited, note_wait},
+};
 
 /// The condition that [`memory`] creates.
 #[derive(Debug)]
@@ -87,8 +90,14 @@ impl Condition for MemoryAvailable {
                 self.wait.unwatch(allocator);
                 Status::Ready
             }
-            ReserveBlocker::OwnFlow => Status::Wait,
-            ReserveBlocker::Streams | ReserveBlocker::Others => Status::WaitEvent,
+            ReserveBlocker::OwnFlow => {
+                note_wait(Waited::Memory);
+                Status::Wait
+            }
+            ReserveBlocker::Streams | ReserveBlocker::Others => {
+                note_wait(Waited::Memory);
+                Status::WaitEvent
+            }
         }
     }
 

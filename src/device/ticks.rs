@@ -34,6 +34,17 @@ impl Ticks {
         Self(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
     }
 
+    /// The counter's value.
+    #[inline]
+    pub(crate) fn count(self) -> u64 {
+        self.0
+    }
+
+    /// The point at which the counter had this value.
+    pub(crate) fn of_count(count: u64) -> Self {
+        Self(count)
+    }
+
     /// Ticks from `earlier` to this.
     #[inline]
     pub(crate) fn since(self, earlier: Self) -> u64 {

@@ -27,7 +27,7 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{
-    DeviceReport, HubReport, OnStall, Report, Running, SectionReport,
+    DeviceReport, FlowObserver, Handle, HubReport, OnStall, Report, Running, SectionReport,
     connect::MakeLink,
     cycles,
     link::{self, Attached, Linking},
@@ -45,7 +45,7 @@ use crate::{
     kernel::Kernel,
     memory::wait_for_reusable_memory,
     operator::{
-        control::{ConnectedHub, Control, Hubs},
+        control::{ConnectedHub, Control, FlowParts, Hubs, SectionCounts},
         erased::{BoxedOperator, PortEnds},
         operator_task::OperatorTask,
         poll_in_context::{poll_in_context, poll_stop_in_context},
@@ -187,6 +187,7 @@ pub(super) struct RunSetup {
     /// The operators are returned at the end. Otherwise each is dropped after its `stop`, if that ran.
     pub(super) keep: bool,
     pub(super) on_stall: OnStall,
+    pub(super) observers: Vec<Arc<dyn FlowObserver>>,
 }
 
 /// Starts a run in the background.
@@ -214,6 +215,7 @@ struct EndWatchersOnDrop(Arc<Control>);
 
 impl Drop for EndWatchersOnDrop {
     fn drop(&mut self) {
+        self.0.end();
         self.0.activity.watchers.end();
     }
 }
@@ -231,6 +233,7 @@ async fn drive(start: RunSetup, watched: EndWatchersOnDrop, sender: &oneshot::Se
         unbegun,
         keep,
         on_stall,
+        observers,
     } = start;
     let stats: Vec<_> = sections.iter().map(|section| section.stats.clone()).collect();
     let _watched = watched;
@@ -245,7 +248,10 @@ async fn drive(start: RunSetup, watched: EndWatchersOnDrop, sender: &oneshot::Se
         Ok(())
     });
     match building.await {
-        Ok(()) => control.set_hubs(hubs),
+        Ok(()) => {
+            control.set_hubs(hubs);
+            begins(&control, &members, &stats, &observers);
+        }
         Err(error) => failure = Some(error),
     }
     let (hubs, devices) = (control.hubs(), devices(&members));
@@ -346,6 +352,8 @@ async fn drive(start: RunSetup, watched: EndWatchersOnDrop, sender: &oneshot::Se
     drop(attached);
     report.untaken = report.hubs.iter().map(|hub| hub.untaken).sum();
     report.elapsed = clock.elapsed();
+    control.end();
+    observers.iter().for_each(|observer| observer.ends(&Handle(control.clone())));
     control.set_hubs(Hubs::default());
     let outcome = match failure.map(|error| control.fail(error)) {
         None => Ok(report),
@@ -355,6 +363,23 @@ async fn drive(start: RunSetup, watched: EndWatchersOnDrop, sender: &oneshot::Se
         }
     };
     Finished { outcome, operators }
+}
+
+/// Tells the observers that the run begins.
+fn begins(
+    control: &Arc<Control>,
+    members: &[FlowOperator],
+    stats: &[Arc<section::SectionStats>],
+    observers: &[Arc<dyn FlowObserver>],
+) {
+    let mut devices = vec![Device::host(); control.tasks.len()];
+    members.iter().for_each(|member| devices[member.index] = member.device.clone());
+    let counts = |stats: &Arc<section::SectionStats>| -> SectionCounts {
+        let stats = stats.clone();
+        Box::new(move || stats.counts())
+    };
+    let _ = control.observed.set(FlowParts { devices, sections: stats.iter().map(counts).collect() });
+    observers.iter().for_each(|observer| observer.begins(&Handle(control.clone())));
 }
 
 async fn first_phase(mut member: FlowOperator, flow: u64, node: Arc<OperatorTask>) -> (FlowOperator, Result<()>) {

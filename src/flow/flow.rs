@@ -9,8 +9,8 @@ use std::{
 };
 
 use super::{
-    Added, Checked, Connection, OnStall, OperatorEntry, Report, Running, Section, Targets, added::OperatorSlot,
-    connect, drive::OwnedOperator, link::Linking, spawn::Threads,
+    Added, Checked, Connection, FlowObserver, OnStall, OperatorEntry, Report, Running, Section, Targets,
+    added::OperatorSlot, connect, drive::OwnedOperator, link::Linking, spawn::Threads,
 };
 use crate::{
     condition::{Gate, Gates},
@@ -52,6 +52,7 @@ pub struct Flow {
     pub(super) on_stall: OnStall,
     pub(super) gates: Gates,
     pub(super) threads: Threads,
+    pub(super) observers: Vec<Arc<dyn FlowObserver>>,
 }
 
 impl Flow {
@@ -70,6 +71,7 @@ impl Flow {
             on_stall: OnStall::default(),
             gates: Gates::default(),
             threads: Threads::Any,
+            observers: Vec::new(),
         }
     }
 
@@ -190,6 +192,10 @@ impl Flow {
     /// another stream in the middle of a run, about 0.12 us each. Nothing waits for the device because of it.
     pub fn set_device_times(&mut self, on: bool) {
         self.device_times = on;
+    }
+
+    pub(crate) fn add_observer(&mut self, observer: Arc<dyn FlowObserver>) {
+        self.observers.push(observer);
     }
 
     /// Sets how the flow reacts when some of its operators have stalled. By default it fails. See [`OnStall`].

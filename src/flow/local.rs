@@ -125,6 +125,10 @@ impl LocalFlow {
         self.flow.set_device_times(on);
     }
 
+    pub(crate) fn flow_mut(&mut self) -> &mut Flow {
+        &mut self.flow
+    }
+
     /// See [`Flow::set_on_stall`].
     pub fn set_on_stall(&mut self, on_stall: OnStall) {
         self.flow.set_on_stall(on_stall);

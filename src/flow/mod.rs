@@ -102,6 +102,14 @@ struct Connection {
     forks: bool,
 }
 
+/// What is notified of a flow's runs.
+pub(crate) trait FlowObserver: Send + Sync {
+    /// A run begins: its hubs exist.
+    fn begins(&self, flow: &Handle);
+    /// A run has ended, and its hubs still exist.
+    fn ends(&self, flow: &Handle);
+}
+
 /// The maximum number of checks, if conditions are added to the operators during each.
 const MAX_CHECKS: usize = 16;
 
@@ -197,6 +205,7 @@ impl Flow {
             unbegun,
             keep,
             on_stall: self.on_stall,
+            observers: self.observers.iter().cloned().chain(crate::observe::from_environment()).collect(),
         }))
     }
 

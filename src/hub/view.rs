@@ -30,10 +30,21 @@ pub(crate) enum ReaderWait {
     Move,
 }
 
+/// How full a hub is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fill {
+    pub(crate) queued: usize,
+    pub(crate) capacity: usize,
+    /// Envelopes that the writer fills, and those at the reader's location: how many are free, of how many.
+    pub(crate) blanks: Option<(usize, usize)>,
+    pub(crate) arrivals: Option<(usize, usize)>,
+}
+
 /// A hub, independent of its message type.
 pub(crate) trait HubView: Send + Sync {
     /// The number of queued messages that were not read.
     fn queued(&self) -> usize;
+    fn fill(&self) -> Fill;
     /// Whether its newest message stays, to be read repeatedly.
     fn keeps_latest(&self) -> bool;
     /// What has become of the messages that are no longer queued.

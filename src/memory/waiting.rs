@@ -30,7 +30,7 @@ use crate::{
     device::Device,
     error::Result,
     stream::{Stream, Streams, Ticket},
-    sync::lock,
+    sync::{Waited, lock, note_wait},
 };
 
 /// A place in the queue, given up on drop.
@@ -65,6 +65,7 @@ impl Heap {
             }
             if !is_first {
                 Streams::waiter_added(device);
+                note_wait(Waited::Memory);
                 return Poll::Pending;
             }
             loop {
@@ -102,7 +103,11 @@ impl Heap {
                     };
                     Streams::of(device).monitor().sweep(Box::new(wakes));
                 }
-                ready!(oldest.poll(self, cx));
+                let freed = oldest.poll(self, cx);
+                if freed.is_pending() {
+                    note_wait(Waited::Memory);
+                }
+                ready!(freed);
             }
         })
         .await;

@@ -203,22 +203,25 @@ impl BusyClock {
         Self { may_block, clock: TickClock::start(), times: 0, total: 0, since: None }
     }
 
-    /// Starts the clock. True if it was not running.
+    /// Starts the clock. Returns the time if it was not running.
     #[inline]
-    pub(super) fn start(&mut self) -> bool {
-        let starts = self.since.is_none();
-        if starts {
-            self.since = Some(Ticks::now());
+    pub(super) fn start(&mut self) -> Option<Ticks> {
+        if self.since.is_some() {
+            return None;
         }
-        starts
+        self.since = Some(Ticks::now());
+        self.since
     }
 
-    /// Ends the stretch, if there is one. Returns its length in ticks if it was long: see [`blocked`](Self::blocked).
+    /// Ends the stretch, if there is one, at the returned time. Also returns its length in ticks if it was long: see
+    /// [`blocked`](Self::blocked).
     #[inline]
-    pub(super) fn stop(&mut self) -> Option<u64> {
-        let busy = Ticks::now().since(self.since.take()?);
+    pub(super) fn stop(&mut self) -> Option<(Ticks, Option<u64>)> {
+        let since = self.since.take()?;
+        let now = Ticks::now();
+        let busy = now.since(since);
         self.total += busy;
-        (busy > LONG).then_some(busy)
+        Some((now, (busy > LONG).then_some(busy)))
     }
 
     /// The length of all stretches that have ended, in ticks.

@@ -333,7 +333,7 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
             // The requests of messages that the run has not taken fail now.
             context.release_unneeded();
             while let Some(Done { worker, ports: mut own_ports, finished, busy, .. }) = runs.next() {
-                cx.run_loop.busy.add(busy);
+                cx.run_loop.add_busy(busy);
                 ending |= finished;
                 closing |= runs.pass_on(&mut own_ports, ports, &context).await?;
                 idle.push((worker, own_ports));

@@ -1,6 +1,7 @@
 //! [`Handle`]: observes and controls a running flow, from outside and from its operators.
 
 use std::{
+    any::Any,
     collections::HashMap,
     fmt,
     pin::Pin,
@@ -24,6 +25,7 @@ use super::{
 use crate::{
     clock,
     condition::{Status, after},
+    device::{Device, ticks::TickClock},
     error::Error,
     hub::{
         chunks::{
@@ -67,11 +69,29 @@ pub(crate) struct Control {
     paused: Mutex<bool>,
     /// The error with which the flow failed.
     failure: OnceLock<Error>,
+    /// Set once the flow has ended.
+    ended: AtomicBool,
+    pub(crate) clock: TickClock,
+    /// What an observer shows, besides.
+    pub(crate) observed: OnceLock<FlowParts>,
+    /// What the first observer of the flow has recorded of it.
+    pub(crate) records: OnceLock<Arc<dyn Any + Send + Sync>>,
     /// The flow's own task.
     pub(crate) flow_task: WakerCell,
     /// A question from the task that steps through the flow to the flow's own task.
     pub(crate) idle_check: IdleCheck,
 }
+
+/// What a flow knows from its begin on, for its observers.
+pub(crate) struct FlowParts {
+    /// By operator.
+    pub(crate) devices: Vec<Device>,
+    /// By section.
+    pub(crate) sections: Vec<SectionCounts>,
+}
+
+/// Rounds that were replayed and streamed, and graphs that were captured.
+pub(crate) type SectionCounts = Box<dyn Fn() -> [u64; 3] + Send + Sync>;
 
 /// A section: operators that run in one task.
 pub(crate) struct SectionControl {
@@ -241,6 +261,10 @@ impl Control {
             abort: AtomicBool::new(false),
             paused: Mutex::new(false),
             failure: OnceLock::new(),
+            ended: AtomicBool::new(false),
+            clock: TickClock::start(),
+            observed: OnceLock::new(),
+            records: OnceLock::new(),
             flow_task: WakerCell::new(),
             idle_check: IdleCheck::new(),
         })
@@ -284,6 +308,19 @@ impl Control {
 
     pub(crate) fn hubs(&self) -> Arc<Hubs> {
         lock(&self.hubs).clone()
+    }
+
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// The name of a section, by its number.
+    pub(crate) fn section_name(&self, section: usize) -> &Arc<str> {
+        &self.sections[section].name
     }
 
     pub(crate) fn stop(&self) {
@@ -576,6 +613,11 @@ impl Handle {
     /// at once, while [`Running`](crate::Running) resolves only when every operator has stopped.
     pub fn failure(&self) -> Option<Error> {
         self.0.failure.get().cloned()
+    }
+
+    /// True once the flow has ended: every operator has stopped.
+    pub fn has_ended(&self) -> bool {
+        self.0.has_ended()
     }
 
     /// True from the abort on, even before the flow has failed with it.

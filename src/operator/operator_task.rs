@@ -10,7 +10,7 @@ use std::{
     fmt,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Wake, Waker},
     time::Instant,
@@ -28,7 +28,7 @@ use super::{
 use crate::{
     condition::Status,
     error::{Error, ErrorKind, Result},
-    sync::{KeptWaker, Mutex, WakerCell},
+    sync::{KeptWaker, Mutex, Waited, WakerCell, take_wait},
 };
 
 /// The fields that every wake and poll needs come first, those that a waking thread reads before those that the
@@ -75,7 +75,12 @@ struct CurrentPoll {
     began_here: AtomicBool,
     /// The number of watcher registrations at the previous poll.
     watched: AtomicUsize,
+    /// [`IN_POLL`], or the [`Waited`] with which the latest poll ended.
+    doing: AtomicU8,
 }
+
+/// The operator's future is being polled.
+const IN_POLL: u8 = u8::MAX;
 
 /// The state of an operator's task, in one word: an operator without any request does a single load before a run.
 mod state {
@@ -140,6 +145,7 @@ impl OperatorTask {
                 waits: NotedWaits::new(),
                 began_here: AtomicBool::new(false),
                 watched: AtomicUsize::new(0),
+                doing: AtomicU8::new(Waited::Other as u8),
             },
             in_run: Mutex::new(None),
             permit: OnceLock::new(),
@@ -267,6 +273,23 @@ impl OperatorTask {
         self.parking.is_parked()
     }
 
+    /// What the operator's latest poll has waited for besides its ports; `None` while it is polled.
+    pub(crate) fn waited(&self) -> Option<Waited> {
+        const DEVICE: u8 = Waited::Device as u8;
+        const MEMORY: u8 = Waited::Memory as u8;
+        match self.poll.doing.load(Ordering::Relaxed) {
+            IN_POLL => None,
+            DEVICE => Some(Waited::Device),
+            MEMORY => Some(Waited::Memory),
+            _ => Some(Waited::Other),
+        }
+    }
+
+    /// True if it was woken, and waits to be polled.
+    pub(crate) fn is_woken(&self) -> bool {
+        !self.parking.is_polled_since_wake()
+    }
+
     /// True if only another operator of its flow will wake it: it is parked; or it waits for its
     /// [permit](super::permit), its last step was refused because it waits for other operators, and it has not been
     /// woken since.
@@ -293,11 +316,6 @@ impl OperatorTask {
     #[inline]
     pub(super) fn pacing(&self) -> Option<&Arc<Pacing>> {
         self.pacing.get()
-    }
-
-    #[cfg(test)]
-    pub(super) fn is_spinning(&self) -> bool {
-        self.spinning.is_on()
     }
 
     /// Spins within a poll of the operator. True if it was woken by `until`: it is to be polled again.
@@ -504,7 +522,10 @@ impl OperatorTask {
         if self.is_aborted() {
             return Poll::Ready(Err(Error::new(ErrorKind::Cancelled, "the flow was aborted")));
         }
+        self.poll.doing.store(IN_POLL, Ordering::Relaxed);
+        take_wait();
         let polled = future(&mut Context::from_waker(&probe.waker));
+        self.poll.doing.store(take_wait() as u8, Ordering::Relaxed);
         let says = !self.poll.waits.is_noted() || self.end_wait(polled.is_pending(), probe);
         if self.is_held()
             && says

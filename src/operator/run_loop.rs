@@ -45,6 +45,7 @@ use super::{
 };
 use crate::{
     condition::{self, Awaited, Conditions, PortState, Readiness, Status, When},
+    device::ticks::Ticks,
     error::{Error, Result},
     memory::HostAccess,
     mutants::{self, Mutant},
@@ -352,8 +353,9 @@ impl RunLoop {
         self.publish_lacks(Vec::new(), false);
         self.task.publish_running();
         self.running = true;
-        if self.busy.start() {
+        if let Some(now) = self.busy.start() {
             self.task.begin_busy();
+            self.task.status.set_begun(now);
         }
     }
 
@@ -409,9 +411,18 @@ impl RunLoop {
 
     #[inline]
     pub(super) fn stop_clock(&mut self) {
-        if let Some(busy) = self.busy.stop() {
-            self.was_busy_for_long(busy);
+        if let Some((now, long)) = self.busy.stop() {
+            self.task.status.set_stopped(self.busy.total(), now);
+            if let Some(busy) = long {
+                self.was_busy_for_long(busy);
+            }
         }
+    }
+
+    /// Adds the time for which a worker of the operator was busy, in ticks.
+    pub(super) fn add_busy(&mut self, busy: u64) {
+        self.busy.add(busy);
+        self.task.status.set_stopped(self.busy.total(), Ticks::now());
     }
 
     /// Called after a long stretch of runs, which might have blocked the worker thread.

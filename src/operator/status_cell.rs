@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use crate::{
     clock,
     condition::Status,
+    device::ticks::Ticks,
     sync::{Mutex, lock},
 };
 
@@ -23,6 +24,9 @@ pub(crate) struct StatusCell {
     /// One of [`code`] and, in the bits above it, the time of `WAIT_TIME`, in nanoseconds since `made`.
     state: AtomicU64,
     runs: AtomicU64,
+    /// The length of all stretches of runs that have ended, and when the latest stretch began or ended, in ticks.
+    busy: AtomicU64,
+    turned: AtomicU64,
     made: Instant,
     /// What the operator waits for besides its hubs.
     lacks: Mutex<Vec<String>>,
@@ -103,6 +107,8 @@ impl StatusCell {
             state: AtomicU64::new(code::READY),
             made: clock::now(),
             runs: AtomicU64::new(0),
+            busy: AtomicU64::new(0),
+            turned: AtomicU64::new(Ticks::now().count()),
             lacks: Mutex::default(),
             elsewhere: AtomicBool::new(false),
             has_workers: AtomicBool::new(false),
@@ -153,6 +159,24 @@ impl StatusCell {
     #[inline]
     pub(crate) fn set_runs(&self, runs: u64) {
         self.runs.store(runs, Ordering::Relaxed);
+    }
+
+    /// A stretch of runs has begun.
+    #[inline]
+    pub(crate) fn set_begun(&self, at: Ticks) {
+        self.turned.store(at.count(), Ordering::Relaxed);
+    }
+
+    /// A stretch of runs has ended; `busy`: the length of all, in ticks.
+    #[inline]
+    pub(crate) fn set_stopped(&self, busy: u64, at: Ticks) {
+        self.busy.store(busy, Ordering::Relaxed);
+        self.turned.store(at.count(), Ordering::Relaxed);
+    }
+
+    /// The length of all stretches of runs that have ended, and when the latest one began or ended, in ticks.
+    pub(crate) fn busy(&self) -> (u64, Ticks) {
+        (self.busy.load(Ordering::Relaxed), Ticks::of_count(self.turned.load(Ordering::Relaxed)))
     }
 
     #[inline]

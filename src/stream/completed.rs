@@ -45,7 +45,10 @@ use super::{
     completion::{Progress, WaiterSlot},
     wait_strategy::WaitStrategy,
 };
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    sync::{Waited, note_wait},
+};
 
 /// Resolves when the work up to a ticket is done, or with the error of the device that was lost.
 ///
@@ -142,9 +145,13 @@ impl Future for Completed {
                     stream.watch();
                     match this.ticket.marked() {
                         Some(mark) if front && !this.strategy.arrange(stream, mark, cx.waker())? => {
+                            note_wait(Waited::Device);
                             return Poll::Pending;
                         }
-                        Some(_) if !front => return Poll::Pending,
+                        Some(_) if !front => {
+                            note_wait(Waited::Device);
+                            return Poll::Pending;
+                        }
                         _ => {}
                     }
                 }

@@ -35,8 +35,6 @@ pub(crate) struct Streams {
     pub(super) pollers: AtomicUsize,
     /// The number of polling tasks that count against the limit.
     pub(super) poll_slots: AtomicUsize,
-    /// Until when a task keeps a worker awake that will launch work on this device: microseconds since `opened`.
-    pub(crate) awake_until: AtomicU64,
     opened: Instant,
     /// When the device's launches were last warmed up: microseconds since `opened`.
     warmed_up: AtomicU64,
@@ -62,7 +60,6 @@ impl Streams {
                 fault_watch: FaultWatch::new(),
                 pollers: AtomicUsize::new(0),
                 poll_slots: AtomicUsize::new(0),
-                awake_until: AtomicU64::new(0),
                 opened: Instant::now(),
                 warmed_up: AtomicU64::new(0),
                 end_events: Mutex::default(),

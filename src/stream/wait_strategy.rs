@@ -75,7 +75,7 @@ use super::{
 use crate::{
     device::backend::{RawStream, StreamSpec},
     error::Result,
-    sync::{MutexGuard, lock, wake_again},
+    sync::{MutexGuard, has_more_workers, lock, wake_again},
 };
 
 /// The maximum number of tasks per device that poll at once.
@@ -88,7 +88,7 @@ const LEAD: (Duration, Duration) = (Duration::from_micros(250), Duration::from_m
 /// After even longer work, that does not matter.
 const LONG: (Duration, Duration) = (Duration::from_micros(500), Duration::from_millis(100));
 /// How long a task that polls alone queries repeatedly before it yields to its worker: the longer time if it is polled
-/// again [`AT_ONCE`], since the worker had nothing else to do. A yield wakes another worker, to no use: with the short time
+/// again [`AT_ONCE`], since the worker had nothing else to do, and the runtime has other workers. A yield wakes another worker, to no use: with the short time
 /// alone, one waiter kept 1.30 cores busy in place of 1.09.
 const BURST: (Duration, Duration) = (Duration::from_micros(8), Duration::from_micros(40));
 const AT_ONCE: Duration = Duration::from_micros(2);
@@ -308,7 +308,8 @@ impl WaitStrategy {
         let began = *self.began.get_or_insert(now);
         let alone =
             matches!(self.source, NotifySource::Poll { .. }) && stream.streams().pollers.load(Ordering::Relaxed) <= 1;
-        let burst = if self.last_pending.is_some_and(|last| now - last < AT_ONCE) { BURST.1 } else { BURST.0 };
+        let at_once = alone && self.last_pending.is_some_and(|last| now - last < AT_ONCE);
+        let burst = if at_once && has_more_workers() { BURST.1 } else { BURST.0 };
         loop {
             let querying = Instant::now();
             let is_done =

@@ -21,6 +21,7 @@ mod cell;
 mod mutex;
 mod proxy;
 mod suspend;
+mod waited;
 mod wakes;
 
 #[cfg(test)]
@@ -32,6 +33,7 @@ pub(crate) use cell::WakerCell;
 pub(crate) use mutex::{Condvar, Level, Mutex, MutexGuard, assert_unlocked, is_unlocked};
 pub(crate) use proxy::{ProxyWaker, proxied};
 pub(crate) use suspend::{on_user_code, resume, suspend};
+pub(crate) use waited::{Waited, note_wait, take_wait};
 pub(crate) use wakes::{
     Chain, Deferred, DiscardOnDrop, KeptWaker, WakeList, assert_may_wake, contained, discard, discard_all,
     discard_cause, later, limit_depth, log, logged, wake, wake_again, wake_shared,
@@ -47,6 +49,11 @@ pub(crate) const fn mutex_at<T>(level: Level, value: T) -> Mutex<T> {
 #[inline]
 pub(crate) fn strands_others() -> bool {
     mutants::is(Mutant::WakersStranded)
+}
+
+/// True in a runtime with several workers, where a task that occupies one does not stop all others.
+pub(crate) fn has_more_workers() -> bool {
+    tokio::runtime::Handle::try_current().is_ok_and(|runtime| runtime.metrics().num_workers() > 1)
 }
 
 /// Acquires a lock. Poisoning is ignored: the protocols keep their state consistent at every step.

@@ -16,6 +16,8 @@ use std::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "some are of CUDA devices"))]
 pub(crate) enum Level {
+    /// `observe`: the observed flows; the records of a run, while it is sampled.
+    Records,
     /// `device`: the CUDA devices that were opened. Held while one is opened.
     Devices,
     /// `device/cuda`: the open devices, by their ordinals.

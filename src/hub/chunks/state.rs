@@ -70,7 +70,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use self::snapshot::Snapshot;
+use self::snapshot::StateSnapshot;
 use super::roles::{LinkName, Role};
 use crate::mutants::{self, Mutant};
 
@@ -848,7 +848,7 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
     pub(super) fn may_proceed(&self, id: LinkId, blanks: &impl Blanks<E>) -> bool {
         let waits = |link: &LinkRecord| link.waits.as_ref().map(|waits| waits.blank);
         let asked = self.links.get(&id).and_then(|link| Some((link, waits(link)?)));
-        asked.is_some_and(|(link, blank)| Snapshot::new(self, blanks).may_proceed(id, link, blank))
+        asked.is_some_and(|(link, blank)| StateSnapshot::new(self, blanks).may_proceed(id, link, blank))
     }
 
     pub(super) fn flow(&self) -> Option<&[LinkName]> {

@@ -9,7 +9,7 @@ use crate::{
         Message,
         pool::Pool,
         queue::Counts,
-        view::{EnvelopeHolders, HubView, ReaderWait, WriterWait, whereabouts},
+        view::{EnvelopeHolders, Fill, HubView, ReaderWait, WriterWait, whereabouts},
     },
     mutants::{self, Mutant},
     stream::{Stream, Ticket},
@@ -25,6 +25,16 @@ impl<M: Message> HubCore<M> {
 impl<M: Message> HubView for HubCore<M> {
     fn queued(&self) -> usize {
         self.queue.unread()
+    }
+
+    fn fill(&self) -> Fill {
+        let free = |pool: &Arc<Pool>| (pool.idle().min(pool.count()), pool.count());
+        Fill {
+            queued: self.queue.unread(),
+            capacity: self.queue.capacity(),
+            blanks: self.blank_pool.as_ref().map(free),
+            arrivals: self.arrival_pool.as_ref().map(free),
+        }
     }
 
     fn keeps_latest(&self) -> bool {

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use super::{
     Actions, Blanks, ChunkCopy, ChunkHubState, ChunkRecord, CopyState, LinkId, LinkRecord, LinkWait, LocationId, Move,
-    Role, SpareEnvelope, TooFew, snapshot::Snapshot,
+    Role, SpareEnvelope, TooFew, snapshot::StateSnapshot,
 };
 
 /// A chunk is wanted at a place.
@@ -77,9 +77,9 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
         &mut self,
         blanks: &B,
         out: &mut Actions<E>,
-        is_due: impl Fn(&Self, &Snapshot<'_, E, S, B>, LinkId, &LinkRecord, &LinkWait) -> bool,
+        is_due: impl Fn(&Self, &StateSnapshot<'_, E, S, B>, LinkId, &LinkRecord, &LinkWait) -> bool,
     ) {
-        let snapshot = Snapshot::new(self, blanks);
+        let snapshot = StateSnapshot::new(self, blanks);
         let due = |(id, link): (LinkId, &LinkRecord)| {
             let waits = link.waits.as_ref().filter(|waits| !waits.woken || waits.offered)?;
             is_due(self, &snapshot, id, link, waits).then_some((waits.since, id))
@@ -481,7 +481,7 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
         };
         let is_whole = |place: LocationId| blanks.count(place) + lie_at(place) >= blanks.total(place);
         (0..blanks.places()).all(|place| self.is_lost(place) || is_whole(place))
-            && Snapshot::new(self, blanks).all_wait()
+            && StateSnapshot::new(self, blanks).all_wait()
     }
 
     /// Whether the link waits for the chunk that needs one more envelope.

@@ -1,4 +1,4 @@
-//! [`Snapshot`]: answers to the questions that `settle` asks about each waiting link, computed once while the state
+//! [`StateSnapshot`]: answers to the questions that `settle` asks about each waiting link, computed once while the state
 //! does not change.
 //!
 //! A link may proceed if what it waits for is available and no link ahead of it can take that. Answering this for one
@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 use super::{Blanks, ChunkHubState, ChunkRecord, LinkId, LinkRecord, LocationId, Role, Turn};
 
 /// See the module.
-pub(super) struct Snapshot<'a, E, S, B> {
+pub(super) struct StateSnapshot<'a, E, S, B> {
     state: &'a ChunkHubState<E, S>,
     blanks: &'a B,
     /// By chunk.
@@ -53,7 +53,7 @@ struct First {
 
 const NONE: u64 = u64::MAX;
 
-impl<'a, E: Clone + Deref, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
+impl<'a, E: Clone + Deref, S: Clone, B: Blanks<E>> StateSnapshot<'a, E, S, B> {
     pub(super) fn new(state: &'a ChunkHubState<E, S>, blanks: &'a B) -> Self {
         Self {
             state,

@@ -8,7 +8,7 @@ use std::{ops::Deref, sync::Arc, task::Waker};
 
 use super::{
     Actions, Blanks, ChunkCopy, ChunkHubState, ChunkRecord, CopyState, Grant, LinkId, LinkRecord, LinkWait,
-    PollRequest, Role, snapshot::Snapshot,
+    PollRequest, Role, snapshot::StateSnapshot,
 };
 use crate::hub::queue::Answer;
 
@@ -89,7 +89,8 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
             return Some(Answer::Never);
         }
         let since = self.tick();
-        let ready = self.links.get(&id).is_some_and(|link| Snapshot::new(self, blanks).may_proceed(id, link, blank));
+        let ready =
+            self.links.get(&id).is_some_and(|link| StateSnapshot::new(self, blanks).may_proceed(id, link, blank));
         let Some(link) = self.links.get_mut(&id) else { return Some(Answer::Never) };
         if ready {
             match &mut link.waits {
@@ -176,7 +177,7 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
         blanks: &mut impl Blanks<E>,
     ) -> Option<Grant<E, S>> {
         let link = self.links.get(&id)?;
-        if !Snapshot::new(self, blanks).may_proceed(id, link, blank) {
+        if !StateSnapshot::new(self, blanks).may_proceed(id, link, blank) {
             return None;
         }
         let (role, place) = (link.role, link.place);

@@ -1,0 +1,414 @@
+//! [`Snapshot`]: one picture of a flow.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use super::{
+    activity::{Activity, Shares, activity},
+    bottleneck::{self, Bottleneck},
+    records::{Records, Summary},
+};
+use crate::{
+    device::ticks::Ticks,
+    memory::MemoryStats,
+    operator::{
+        Handle,
+        control::{Control, SectionCounts},
+    },
+};
+
+/// A picture of a flow: what its operators do and wait for, how full its hubs are, what its devices hold. See
+/// [`Handle::snapshot`]. `Display` prints it for a terminal, the bottleneck first.
+///
+/// With the feature `serde` it can be serialised; times are then in seconds and nanoseconds.
+#[derive(Clone, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// The name of the flow.
+    pub flow: Arc<str>,
+    /// The time since the flow's run began.
+    pub elapsed: Duration,
+    /// What the flow as a whole does.
+    pub state: FlowState,
+    /// The time that all shares and rates are of, up to now. Zero if the flow is not [observed](super::Observe).
+    pub window: Duration,
+    /// What limits the flow's throughput, if it was observed for long enough to know.
+    pub bottleneck: Option<Bottleneck>,
+    /// In the order of adding.
+    pub operators: Vec<OperatorSnapshot>,
+    /// In the order of connecting. Empty once a flow has ended that was not observed.
+    pub hubs: Vec<HubSnapshot>,
+    /// In the order in which they were declared.
+    pub sections: Vec<SectionSnapshot>,
+    /// The devices of its operators, without the host.
+    pub devices: Vec<DeviceSnapshot>,
+}
+
+/// What a flow as a whole does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum FlowState {
+    /// It runs.
+    #[default]
+    Running,
+    /// It is [paused](Handle::pause).
+    Paused,
+    /// It is being [drained](Handle::stop).
+    Stopping,
+    /// It has failed; its operators may still be stopping.
+    Failed,
+    /// It has ended without an error.
+    Ended,
+}
+
+/// One operator in a [`Snapshot`].
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct OperatorSnapshot {
+    /// The name of the operator.
+    pub name: Arc<str>,
+    /// Where it runs: `host`, `cuda:0`.
+    pub device: Arc<str>,
+    /// The section that it belongs to.
+    pub section: Option<Arc<str>>,
+    /// What it does now.
+    pub activity: Activity,
+    /// What it waits for, in words.
+    pub waits_for: Vec<String>,
+    /// How long it has done what it does. As exact as the observer's interval; in a flow that is not observed, since
+    /// its latest run began, or its runs last paused.
+    pub since: Duration,
+    /// The number of runs that have ended.
+    pub runs: u64,
+    /// The host's time for its runs, including their waits.
+    pub busy: Duration,
+    /// Of how much of the window it did what. `None` if the flow is not observed.
+    pub shares: Option<Shares>,
+    /// Runs in a second, over the window.
+    pub runs_per_second: Option<f64>,
+}
+
+/// One hub in a [`Snapshot`].
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct HubSnapshot {
+    /// The name of the hub: `read.lines -> upper.lines`.
+    pub name: Arc<str>,
+    /// The operator that writes to it.
+    pub from: Arc<str>,
+    /// The operator that reads from it.
+    pub to: Arc<str>,
+    /// Messages that the reader has not taken.
+    pub queued: usize,
+    /// Messages that fit in the queue.
+    pub capacity: usize,
+    /// The envelopes that the writer fills, if the hub has any.
+    pub blanks: Option<EnvelopesSnapshot>,
+    /// The envelopes at the reader's location that messages are copied to, if there are any.
+    pub arrivals: Option<EnvelopesSnapshot>,
+    /// Messages that the reader has taken.
+    pub passed: u64,
+    /// Messages that the hub has dropped.
+    pub dropped: u64,
+    /// Messages taken in a second, over the window.
+    pub messages_per_second: Option<f64>,
+    /// Of how much of the window its queue was full.
+    pub full: Option<f64>,
+}
+
+/// The envelopes of a hub at one location.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct EnvelopesSnapshot {
+    /// Those that are not in use.
+    pub free: usize,
+    /// All of them.
+    pub count: usize,
+}
+
+/// One section in a [`Snapshot`].
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct SectionSnapshot {
+    /// The name of the section.
+    pub name: Arc<str>,
+    /// Rounds that were replayed as one launch of a graph.
+    pub replayed: u64,
+    /// Rounds in which its operators ran.
+    pub streamed: u64,
+    /// Graphs that were captured.
+    pub captured: u64,
+}
+
+/// One device in a [`Snapshot`], with the memory that wakeline uses there: this flow, other flows and other code.
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct DeviceSnapshot {
+    /// Its name: `cuda:0`.
+    pub name: Arc<str>,
+    /// Bytes in use.
+    pub in_use: u64,
+    /// Bytes that were freed while a stream might still be using them.
+    pub waiting: u64,
+    /// Bytes that were freed and are cached.
+    pub cached: u64,
+    /// The largest number of bytes that were in use or waiting at once.
+    pub peak: u64,
+}
+
+impl Handle {
+    /// A picture of the flow as it is now. The state of each operator and hub is read where it is; a flow that runs
+    /// meanwhile is not stopped for it, so that a message may be on its way between two hubs that are read.
+    ///
+    /// In an [observed](super::Observe) flow, it also has the shares and rates of the last seconds and the bottleneck,
+    /// and once the flow has ended it is the picture of its end.
+    ///
+    /// ```
+    /// use wakeline::prelude::*;
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// # let mut flow = Flow::new("ticks");
+    /// # let ticks = flow.add("ticks", source(async || Ok(Some(()))));
+    /// # let count = flow.add("count", sink(async |()| Ok(())));
+    /// # flow.connect(ticks.output, count.input);
+    /// let running = flow.spawn()?;
+    /// # tokio::task::yield_now().await;
+    /// println!("{}", running.handle().snapshot());
+    /// # running.stop();
+    /// # running.await?;
+    /// # Ok::<(), wakeline::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub fn snapshot(&self) -> Snapshot {
+        let records = Records::of(&self.0);
+        if self.has_ended()
+            && let Some(last) = records.as_ref().and_then(|records| records.last())
+        {
+            return (*last).clone();
+        }
+        let summary = records.map(|records| records.summary()).unwrap_or_default();
+        Snapshot::new(self, &summary)
+    }
+}
+
+impl Snapshot {
+    pub(super) fn new(flow: &Handle, summary: &Summary) -> Self {
+        let control = &*flow.0;
+        let observed = summary.samples > 0;
+        let per_second = |now: u64, before: u64| {
+            observed.then(|| now.saturating_sub(before) as f64 / summary.window.as_secs_f64().max(1e-3))
+        };
+        let (hubs, known) = (control.hubs(), control.observed.get());
+        let now = Ticks::now();
+        let operators = (0..control.tasks.len()).map(|number| {
+            let recorded = summary.operators.get(number);
+            let status = control.status(number);
+            let (busy, turned) = control.tasks[number].status_cell().busy();
+            let passed = control.clock.duration(now.since(turned));
+            let busy = control.clock.duration(busy) + if status.running { passed } else { Duration::ZERO };
+            OperatorSnapshot {
+                name: status.name,
+                device: known.map_or("host".into(), |known| known.devices[number].name().into()),
+                section: control.section(number).map(|section| control.section_name(section).clone()),
+                activity: activity(control, &hubs, number),
+                waits_for: status.waits_for,
+                since: recorded.map_or(passed, |recorded| recorded.since),
+                runs: status.runs,
+                busy,
+                shares: recorded.map(|recorded| Shares(recorded.shares)),
+                runs_per_second: recorded.and_then(|recorded| per_second(status.runs, recorded.runs)),
+            }
+        });
+        let operators = operators.collect();
+        let each = hubs.all.iter().enumerate().map(|(number, hub)| {
+            let (fill, counts) = (hub.state.fill(), hub.state.counts());
+            let recorded = summary.hubs.get(number);
+            let envelopes = |of: Option<(usize, usize)>| of.map(|(free, count)| EnvelopesSnapshot { free, count });
+            HubSnapshot {
+                name: hub.state.name().clone(),
+                from: control.names[hub.from].clone(),
+                to: control.names[hub.to].clone(),
+                queued: fill.queued,
+                capacity: fill.capacity,
+                blanks: envelopes(fill.blanks),
+                arrivals: envelopes(fill.arrivals),
+                passed: counts.taken,
+                dropped: counts.dropped,
+                messages_per_second: recorded.and_then(|recorded| per_second(counts.taken, recorded.passed)),
+                full: recorded.map(|recorded| recorded.full),
+            }
+        });
+        let each = each.collect();
+        Self {
+            flow: control.name.clone(),
+            elapsed: control.clock.elapsed(),
+            state: FlowState::of(flow),
+            window: summary.window,
+            bottleneck: bottleneck::find(control, &hubs, summary),
+            operators,
+            hubs: each,
+            sections: sections(control),
+            devices: devices(control),
+        }
+    }
+
+    /// One operator, by its name.
+    pub fn operator(&self, name: &str) -> Option<&OperatorSnapshot> {
+        self.operators.iter().find(|operator| &*operator.name == name)
+    }
+
+    /// One hub, by its name (`read.lines -> upper.lines`).
+    pub fn hub(&self, name: &str) -> Option<&HubSnapshot> {
+        self.hubs.iter().find(|hub| &*hub.name == name)
+    }
+}
+
+impl FlowState {
+    fn of(flow: &Handle) -> Self {
+        match () {
+            () if flow.failure().is_some() => Self::Failed,
+            () if flow.has_ended() => Self::Ended,
+            () if flow.is_stopping() => Self::Stopping,
+            () if flow.is_paused() => Self::Paused,
+            () => Self::Running,
+        }
+    }
+
+    pub(super) const ALL: [Self; 5] = [Self::Running, Self::Paused, Self::Stopping, Self::Failed, Self::Ended];
+
+    pub(super) fn is_over(self) -> bool {
+        matches!(self, Self::Failed | Self::Ended)
+    }
+
+    /// One word, as in metrics: `running`, `paused`, `stopping`, `failed`, `ended`.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Stopping => "stopping",
+            Self::Failed => "failed",
+            Self::Ended => "ended",
+        }
+    }
+}
+
+fn sections(control: &Control) -> Vec<SectionSnapshot> {
+    let all = control.observed.get().into_iter().flat_map(|known| &known.sections).enumerate();
+    let section = |(number, counts): (usize, &SectionCounts)| {
+        let [replayed, streamed, captured] = counts();
+        SectionSnapshot { name: control.section_name(number).clone(), replayed, streamed, captured }
+    };
+    all.map(section).collect()
+}
+
+fn devices(control: &Control) -> Vec<DeviceSnapshot> {
+    let mut found: Vec<DeviceSnapshot> = Vec::new();
+    for device in control.observed.get().into_iter().flat_map(|known| &known.devices) {
+        if device.is_host() || found.iter().any(|known| &*known.name == device.name()) {
+            continue;
+        }
+        let MemoryStats { in_use, waiting, cached, peak, .. } = device.memory_stats();
+        found.push(DeviceSnapshot { name: device.name().into(), in_use, waiting, cached, peak });
+    }
+    found
+}
+
+/// The width of a column of names.
+fn width<'a>(names: impl Iterator<Item = &'a Arc<str>>) -> usize {
+    /// Longer names exceed their column: a width above 65,535 would panic.
+    const WIDEST: usize = 64;
+    names.map(|name| name.chars().count()).max().unwrap_or(0).clamp(8, WIDEST)
+}
+
+fn percent(share: Option<f64>) -> String {
+    share.map_or("-".into(), |share| format!("{:.0} %", 100.0 * share))
+}
+
+fn rate(rate: Option<f64>) -> String {
+    rate.map_or("-".into(), |rate| if rate < 10.0 { format!("{rate:.1}") } else { format!("{rate:.0}") })
+}
+
+impl fmt::Display for Snapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "flow `{}` is {} after {:.1} s", self.flow, self.state.word(), self.elapsed.as_secs_f64())?;
+        if let Some(bottleneck) = &self.bottleneck {
+            writeln!(f, "{bottleneck}")?;
+        }
+        let wide = width(self.operators.iter().map(|operator| &operator.name));
+        writeln!(
+            f,
+            "{:wide$} {:10} {:>10} {:>9} {:>7} {:>9}  now",
+            "operator", "on", "runs", "runs/s", "ran", "busy s"
+        )?;
+        for operator in &self.operators {
+            write!(
+                f,
+                "{:wide$} {:10} {:>10} {:>9} {:>7} {:>9.2}  {}",
+                operator.name,
+                operator.device,
+                operator.runs,
+                rate(operator.runs_per_second),
+                percent(operator.shares.map(|shares| shares.of(Activity::Runs))),
+                operator.busy.as_secs_f64(),
+                operator.activity.phrase(),
+            )?;
+            if operator.activity != Activity::Ended {
+                write!(f, " for {:.1} s", operator.since.as_secs_f64())?;
+            }
+            match &operator.waits_for[..] {
+                [] => writeln!(f)?,
+                waits => writeln!(f, ": {}", waits.join(", "))?,
+            }
+        }
+        if !self.hubs.is_empty() {
+            let wide = width(self.hubs.iter().map(|hub| &hub.name));
+            writeln!(
+                f,
+                "{:wide$} {:>10} {:>7} {:>10} {:>9} {:>8} {:>13} {:>13}",
+                "hub", "queued", "full", "passed", "per s", "dropped", "blanks free", "arrivals free"
+            )?;
+            for hub in &self.hubs {
+                let envelopes = |of: Option<EnvelopesSnapshot>| {
+                    of.map_or("-".into(), |EnvelopesSnapshot { free, count }| format!("{free} of {count}"))
+                };
+                writeln!(
+                    f,
+                    "{:wide$} {:>10} {:>7} {:>10} {:>9} {:>8} {:>13} {:>13}",
+                    hub.name,
+                    format!("{} of {}", hub.queued, hub.capacity),
+                    percent(hub.full),
+                    hub.passed,
+                    rate(hub.messages_per_second),
+                    hub.dropped,
+                    envelopes(hub.blanks),
+                    envelopes(hub.arrivals),
+                )?;
+            }
+        }
+        for SectionSnapshot { name, replayed, streamed, captured } in &self.sections {
+            writeln!(
+                f,
+                "section `{name}`: {replayed} rounds replayed, {streamed} streamed, {captured} graphs captured"
+            )?;
+        }
+        for DeviceSnapshot { name, in_use, waiting, cached, peak } in &self.devices {
+            let mib = |bytes: &u64| *bytes as f64 / f64::from(1 << 20);
+            writeln!(
+                f,
+                "{name}: {:.1} MiB in use, {:.1} waiting for streams, {:.1} cached, {:.1} at peak",
+                mib(in_use),
+                mib(waiting),
+                mib(cached),
+                mib(peak)
+            )?;
+        }
+        Ok(())
+    }
+}
