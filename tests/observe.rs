@@ -413,3 +413,114 @@ async fn metrics_are_open_metrics() {
         assert!(seen.insert(line.rsplit_once("} ").unwrap().0.into()), "{line}: a second time");
     }
 }
+
+/// The workers of a concurrent operator compute in other tasks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_concurrent_operator() {
+    let slow = map(move |n: u32| async move {
+        tokio::time::sleep(ms(10)).await;
+        Ok(n)
+    });
+    let mut flow = Flow::new("concurrent");
+    let read = flow.add("read", numbers());
+    let work = flow.add("work", wakeline::operator::concurrent(2, slow));
+    let write = flow.add("write", sink(async |_: u32| Ok(())));
+    flow.connect(read.output, work.input);
+    flow.connect(work.output, write.input);
+    is(&bottleneck(flow).await, "work", Reason::Host);
+}
+
+/// A sink that takes eight messages at a time waits for its writer, not for a condition.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_batch_that_its_writer_keeps_waiting() {
+    #[derive(Ports)]
+    struct TakePorts {
+        #[input(at_least = 8)]
+        numbers: Input<u32>,
+    }
+    struct Take;
+    impl Operator for Take {
+        type Ports = TakePorts;
+
+        async fn compute(&mut self, ports: &mut TakePorts, _cx: &mut Cx) -> Result<()> {
+            (0..8).try_for_each(|_| ports.numbers.take().map(drop))
+        }
+    }
+    let slow = source(async || {
+        tokio::time::sleep(ms(5)).await;
+        Ok(Some(1_u32))
+    });
+    let mut flow = Flow::new("batch");
+    let read = flow.add("read", slow);
+    let take = flow.add("take", Take);
+    flow.connect_with(read.output, take.numbers, HubOptions::bounded(8));
+    is(&bottleneck(flow).await, "read", Reason::Future);
+}
+
+/// A flow whose `stop` fails has failed; one that was cut off by its runtime has failed as well, and is forgotten.
+#[test]
+fn the_state_of_a_flow_that_did_not_end_well() {
+    struct Stops;
+    impl Operator for Stops {
+        type Ports = SinkPorts<u32>;
+
+        async fn compute(&mut self, ports: &mut SinkPorts<u32>, _cx: &mut Cx) -> Result<()> {
+            ports.input.take().map(drop)
+        }
+
+        async fn stop(&mut self, _cx: &mut Cx) -> Result<()> {
+            Err("cannot stop".into())
+        }
+    }
+    let watch = watch();
+    let flow = |name: &str, left: u32| {
+        let mut left = 0..left;
+        let mut flow = Flow::new(name);
+        let read = flow.add("read", source(move || std::future::ready(Ok(left.next()))));
+        let take = flow.add("take", Stops);
+        flow.connect(read.output, take.input);
+        flow.observe(&watch);
+        // Twice is once.
+        flow.observe(&watch);
+        flow
+    };
+    let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let running = runtime();
+    let handle = running.block_on(async {
+        let flow = flow("stops", 3).spawn().unwrap();
+        let handle = flow.handle();
+        flow.await.unwrap_err();
+        handle
+    });
+    assert_eq!(handle.snapshot().state, FlowState::Failed);
+    assert_eq!(watch.snapshots().iter().map(|snapshot| snapshot.state).collect::<Vec<_>>(), [FlowState::Failed]);
+
+    let cut_off = runtime();
+    let running = {
+        let _inside = cut_off.enter();
+        flow("cut off", u32::MAX).spawn().unwrap()
+    };
+    let handle = running.handle();
+    cut_off.shutdown_timeout(Duration::from_secs(10));
+    assert_eq!(handle.snapshot().state, FlowState::Failed);
+    drop((running, handle));
+    assert_eq!(watch.snapshots().len(), 1);
+}
+
+/// A flow that begins is sampled at once, whatever the interval of the others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_interval_of_another_flow_does_not_matter() {
+    let slowly = Observe::new().every(Duration::from_secs(60));
+    let gate = Gate::paused();
+    let mut other = Flow::new("other");
+    let read = other.add("read", numbers()).when(gate.clone());
+    let take = other.add("take", sink(async |_: u32| Ok(())));
+    other.connect(read.output, take.input);
+    other.observe(&slowly);
+    let other = other.spawn().unwrap();
+    until("the other flow is sampled", || other.snapshot().window > Duration::ZERO).await;
+    is(&bottleneck(chain(numbers(), [ms(5), ms(0)])).await, "work", Reason::Host);
+    drop(gate);
+    other.abort();
+    let _ = other.await;
+}

@@ -60,6 +60,15 @@ impl HttpClient {
     }
 }
 
+impl HttpClient {
+    async fn metrics(&self) -> String {
+        let response = self.http.get(format!("{}/metrics", self.server).parse().unwrap()).await.unwrap();
+        let kind = response.headers()["content-type"].to_str().unwrap().to_string();
+        assert!(kind.starts_with("application/openmetrics-text"), "{kind}");
+        String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap()
+    }
+}
+
 struct Server {
     process: Child,
     out: BufReader<ChildStdout>,
@@ -132,6 +141,9 @@ async fn e1_a_thousand_clients_get_their_own_responses() {
     let client = HttpClient::to(&server.address);
     let (status, health) = client.health().await;
     assert_eq!((status, &health["failure"]), (StatusCode::OK, &Value::Null));
+    let metrics = client.metrics().await;
+    let runs = format!("wakeline_operator_runs_total{{flow=\"shout\",operator=\"upper\"}} {}", 1000 * EACH);
+    assert!(metrics.contains(&runs) && metrics.ends_with("# EOF\n"), "`{runs}` is missing in\n{metrics}");
     assert_eq!(client.shout(String::new()).await.unwrap(), (StatusCode::OK, String::new()));
     assert_eq!(client.shout("x".repeat(70_000)).await.unwrap().0, StatusCode::PAYLOAD_TOO_LARGE);
     drop(client);

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The service is a `tower::Service`: it accepts a request when the flow has room for it. A layer in front handles
-//! overload. `GET /health` returns the status of the operators, and fails (503) when the device is lost or the flow has
+//! overload. `GET /metrics` is for a scraper such as Prometheus. `GET /health` returns the status of the operators, and fails (503) when the device is lost or the flow has
 //! failed. Clients receive only the kind of a failure, without internal names: those are in the log, on stderr. SIGTERM
 //! and ctrl-c shut it down in order: no new connections, all responses, the flow, the process.
 
@@ -18,7 +18,7 @@ use axum::{
     Json, Router,
     body::Bytes,
     extract::{DefaultBodyLimit, State},
-    http::StatusCode,
+    http::{StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -26,7 +26,7 @@ use clap::{Parser, ValueEnum};
 use serde_json::json;
 use tokio::{net::TcpListener, signal, time::timeout};
 use tower::{BoxError, ServiceBuilder, ServiceExt, load_shed::error::Overloaded, util::BoxCloneSyncService};
-use wakeline::{Report, Running, flow::Handle, operator::map, prelude::*};
+use wakeline::{Report, Running, flow::Handle, observe::Observe, operator::map, prelude::*};
 
 /// Converts texts to upper case on a GPU, over HTTP.
 #[derive(Parser)]
@@ -114,6 +114,7 @@ struct App {
     patience: Duration,
     device: Device,
     flow: Handle,
+    watch: Observe,
 }
 
 /// Starts the flow; returns the routes that use it, and the running flow.
@@ -126,6 +127,8 @@ pub(crate) async fn start(device: &Device, args: &Args) -> Result<(Router, Runni
     flow.connect_with(load.loaded, upper.texts, envelopes.envelope_bytes(args.longest));
     flow.connect_with(upper.shouted, unload.input, envelopes);
     let shout = flow.service_with("shout", load.texts, unload.output, HubOptions::bounded(args.places));
+    let watch = Observe::new();
+    flow.observe(&watch);
     let running = flow.spawn()?;
     // Waits until kernels are compiled, so that no request is shed meanwhile; also reports a flow that does not start.
     if let Err(error) = shout.clone().ready().await {
@@ -138,10 +141,11 @@ pub(crate) async fn start(device: &Device, args: &Args) -> Result<(Router, Runni
         Overload::Wait => BoxCloneSyncService::new(shout.map_err(BoxError::from)),
     };
     let patience = Duration::from_secs(args.patience);
-    let app = App { shout, patience, device: device.clone(), flow: running.handle() };
+    let app = App { shout, patience, device: device.clone(), flow: running.handle(), watch };
     let router = Router::new()
         .route("/shout", post(shout_it))
         .route("/health", get(health))
+        .route("/metrics", get(metrics))
         .layer(DefaultBodyLimit::max(args.longest))
         .with_state(app);
     Ok((router, running))
@@ -175,6 +179,12 @@ async fn health(State(app): State<App>) -> Response {
     });
     let code = if failure.is_some() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
     (code, Json(body)).into_response()
+}
+
+/// The names of operators and hubs are in it: it is for the operator of the server, not for its clients.
+async fn metrics(State(app): State<App>) -> Response {
+    const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(CONTENT_TYPE, OPEN_METRICS)], app.watch.open_metrics()).into_response()
 }
 
 async fn asked_to_end() {

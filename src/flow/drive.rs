@@ -215,7 +215,10 @@ struct EndWatchersOnDrop(Arc<Control>);
 
 impl Drop for EndWatchersOnDrop {
     fn drop(&mut self) {
-        self.0.end();
+        if !self.0.has_ended() {
+            self.0.fail(runtime_shut_down());
+            self.0.end();
+        }
         self.0.activity.watchers.end();
     }
 }
@@ -250,7 +253,7 @@ async fn drive(start: RunSetup, watched: EndWatchersOnDrop, sender: &oneshot::Se
     match building.await {
         Ok(()) => {
             control.set_hubs(hubs);
-            begins(&control, &members, &stats, &observers);
+            set_parts(&control, &members, &stats);
         }
         Err(error) => failure = Some(error),
     }
@@ -286,6 +289,7 @@ async fn drive(start: RunSetup, watched: EndWatchersOnDrop, sender: &oneshot::Se
         failure = Some(control.fail(error));
     }
     if failure.is_none() {
+        observers.iter().for_each(|observer| observer.begins(&Handle(control.clone())));
         let supervisor = Supervisor {
             threads,
             own_threads: &own_threads,
@@ -352,10 +356,11 @@ async fn drive(start: RunSetup, watched: EndWatchersOnDrop, sender: &oneshot::Se
     drop(attached);
     report.untaken = report.hubs.iter().map(|hub| hub.untaken).sum();
     report.elapsed = clock.elapsed();
+    let failure = failure.map(|error| control.fail(error));
     control.end();
     observers.iter().for_each(|observer| observer.ends(&Handle(control.clone())));
     control.set_hubs(Hubs::default());
-    let outcome = match failure.map(|error| control.fail(error)) {
+    let outcome = match failure {
         None => Ok(report),
         Some(error) => {
             logged(|| tracing::debug!(error = %format_args!("{error:#}"), "flow failed\n{report}"));
@@ -365,13 +370,8 @@ async fn drive(start: RunSetup, watched: EndWatchersOnDrop, sender: &oneshot::Se
     Finished { outcome, operators }
 }
 
-/// Tells the observers that the run begins.
-fn begins(
-    control: &Arc<Control>,
-    members: &[FlowOperator],
-    stats: &[Arc<section::SectionStats>],
-    observers: &[Arc<dyn FlowObserver>],
-) {
+/// Sets what observers show besides.
+fn set_parts(control: &Arc<Control>, members: &[FlowOperator], stats: &[Arc<section::SectionStats>]) {
     let mut devices = vec![Device::host(); control.tasks.len()];
     members.iter().for_each(|member| devices[member.index] = member.device.clone());
     let counts = |stats: &Arc<section::SectionStats>| -> SectionCounts {
@@ -379,7 +379,6 @@ fn begins(
         Box::new(move || stats.counts())
     };
     let _ = control.observed.set(FlowParts { devices, sections: stats.iter().map(counts).collect() });
-    observers.iter().for_each(|observer| observer.begins(&Handle(control.clone())));
 }
 
 async fn first_phase(mut member: FlowOperator, flow: u64, node: Arc<OperatorTask>) -> (FlowOperator, Result<()>) {

@@ -195,7 +195,9 @@ impl Flow {
     }
 
     pub(crate) fn add_observer(&mut self, observer: Arc<dyn FlowObserver>) {
-        self.observers.push(observer);
+        if self.observers.iter().all(|other| other.records_to() != observer.records_to()) {
+            self.observers.push(observer);
+        }
     }
 
     /// Sets how the flow reacts when some of its operators have stalled. By default it fails. See [`OnStall`].

@@ -104,9 +104,11 @@ struct Connection {
 
 /// What is notified of a flow's runs.
 pub(crate) trait FlowObserver: Send + Sync {
-    /// A run begins: its hubs exist.
+    /// The address of what it records to: a second observer with the same one is not added.
+    fn records_to(&self) -> *const ();
+    /// The operators of a run are about to run.
     fn begins(&self, flow: &Handle);
-    /// A run has ended, and its hubs still exist.
+    /// A run has ended, and its hubs still exist. Called also for one whose operators have not begun.
     fn ends(&self, flow: &Handle);
 }
 

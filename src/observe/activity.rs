@@ -35,7 +35,7 @@ pub enum Activity {
     Future,
     /// It waits for callers outside of the flow.
     Outside,
-    /// The flow is paused.
+    /// The flow is paused, or runs in [steps](crate::flow::Steps).
     Paused,
     /// It has ended.
     Ended,
@@ -123,7 +123,7 @@ impl serde::Serialize for Shares {
     }
 }
 
-/// What an operator does now. Reads its state in place, and takes no lock.
+/// What an operator does now. Reads its state in place; no code of the user's runs.
 pub(super) fn activity(control: &Control, hubs: &Hubs, operator: usize) -> Activity {
     let task = &control.tasks[operator];
     let cell = task.status_cell();
@@ -137,16 +137,22 @@ pub(super) fn activity(control: &Control, hubs: &Hubs, operator: usize) -> Activ
         Waited::Memory => Activity::Memory,
         Waited::Other => other,
     };
+    // At a hub of chunks; or the wait is over, and the operator is about to be polled.
+    let otherwise = |wait: Activity| if task.is_woken() { Activity::Worker } else { wait };
     if in_run {
         return match cell.in_run() {
-            Some(wait) if wait.sends() => at_outputs(hubs, operator).unwrap_or(Activity::Worker),
-            Some(wait) if wait.receives() => at_inputs(hubs, operator, true).unwrap_or(Activity::Worker),
+            // One whose runs are in other tasks, all of which are busy.
+            Some(_) if cell.has_workers() => {
+                at_outputs(hubs, operator).or_else(|| at_inputs(hubs, operator, true)).unwrap_or(Activity::Runs)
+            }
+            Some(wait) if wait.sends() => at_outputs(hubs, operator).unwrap_or(otherwise(Activity::Room)),
+            Some(wait) if wait.receives() => at_inputs(hubs, operator, true).unwrap_or(otherwise(Activity::Message)),
             Some(_) => Activity::Future,
             None if task.is_woken() => Activity::Worker,
             None => elsewhere(Activity::Future),
         };
     }
-    if control.is_paused() {
+    if control.is_paused() || task.permit().is_some() {
         return Activity::Paused;
     }
     match status {
@@ -157,7 +163,8 @@ pub(super) fn activity(control: &Control, hubs: &Hubs, operator: usize) -> Activ
         Status::WaitEvent if cell.has_workers() => at_outputs(hubs, operator).unwrap_or(Activity::Outside),
         _ => at_inputs(hubs, operator, false)
             .or_else(|| at_outputs(hubs, operator))
-            .unwrap_or_else(|| elsewhere(Activity::Condition)),
+            // At its ports: for more messages than there are, or at a hub of chunks.
+            .unwrap_or_else(|| elsewhere(if cell.waits_elsewhere() { Activity::Condition } else { Activity::Message })),
     }
 }
 

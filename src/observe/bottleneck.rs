@@ -246,7 +246,8 @@ impl Finder<'_> {
         }
         let (at, fill, window) = (hub.state.name().clone(), hub.state.fill(), self.window());
         if envelopes(&summary) >= turns(&summary) {
-            let count = fill.arrivals.or(fill.blanks).map_or(1, |(_, count)| count);
+            let sides = [fill.arrivals, fill.blanks].into_iter().flatten();
+            let count = sides.min_by_key(|(free, _)| *free).map_or(1, |(_, count)| count);
             let sentence = format!(
                 "hub `{at}` is the bottleneck: of the {window}, all of its {count} envelopes were in use {}: try \
                  `.envelopes({})`",

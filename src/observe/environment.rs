@@ -2,11 +2,11 @@
 
 use std::{
     io::Write,
-    sync::{Arc, LazyLock},
+    sync::{Arc, LazyLock, Once},
     time::Duration,
 };
 
-use super::{FlowRecords, Observe, Shared, Snapshot};
+use super::{FlowRecords, Observe, Snapshot};
 use crate::{flow::FlowObserver, sync::logged};
 
 const VARIABLE: &str = "WAKELINE_STATUS";
@@ -26,30 +26,26 @@ static INTERVAL: LazyLock<Option<Duration>> = LazyLock::new(|| {
     interval
 });
 
+/// Observes all flows of the process.
+static ALL: LazyLock<Observe> = LazyLock::new(Observe::new);
+
 /// The observer of a flow that begins.
 pub(crate) fn from_environment() -> Option<Arc<dyn FlowObserver>> {
+    static PRINTS: Once = Once::new();
     let interval = (*INTERVAL)?;
-    let Observe { sampling, shared } = Observe::new();
-    let printed = Arc::downgrade(&shared);
-    let print = std::thread::Builder::new().name("wakeline-status".into()).spawn(move || {
-        loop {
-            std::thread::sleep(interval);
-            // Gone with its flow.
-            let Some(shared) = printed.upgrade() else { return };
-            snapshots(&shared).iter().for_each(print);
+    PRINTS.call_once(|| {
+        let print = std::thread::Builder::new().name("wakeline-status".into()).spawn(move || {
+            loop {
+                std::thread::sleep(interval);
+                ALL.snapshots().iter().filter(|snapshot| !snapshot.over).for_each(print);
+            }
+        });
+        if let Err(error) = print {
+            logged(|| tracing::warn!(%error, "cannot spawn the thread that prints {VARIABLE}"));
         }
     });
-    if let Err(error) = print {
-        logged(|| tracing::warn!(%error, "cannot spawn the thread that prints {VARIABLE}"));
-    }
+    let Observe { sampling, shared } = ALL.clone();
     Some(Arc::new(FlowRecords { sampling, shared, at_end: Some(print_end) }))
-}
-
-fn snapshots(shared: &Arc<Shared>) -> Vec<Snapshot> {
-    let observe = Observe { shared: shared.clone(), ..Observe::new() };
-    let mut all = observe.snapshots();
-    all.retain(|snapshot| !snapshot.state.is_over());
-    all
 }
 
 fn print_end(snapshot: &Snapshot) {

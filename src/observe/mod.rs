@@ -43,7 +43,7 @@
 //! # From outside
 //!
 //! `WAKELINE_STATUS=2s` in the environment makes every flow of a program print its snapshot every two seconds to the
-//! standard error, and once more at its end. Units are `ms`, `s` and `m`.
+//! standard error, and once more at its end, which waits until it is written. Units are `ms`, `s` and `m`.
 //!
 //! # Metrics
 //!
@@ -73,6 +73,9 @@
 //! The state of operators and hubs is never derived from events, which can get lost: a thread of its own,
 //! `wakeline-observer`, looks at it every 10 ms. It takes no more than 1 % of a core: with very many operators it looks
 //! less often. It is no thread of the runtime, and so sees what blocks the runtime's.
+//!
+//! Time is real time, also where tokio's clock is paused and in a simulation. A flow is observed from when its operators have
+//! started.
 //!
 //! Shares are shares of the samples. A share of 50 % in 1,000 samples, 10 s, is exact to 3 percentage points (two standard
 //! deviations).
@@ -130,7 +133,7 @@ impl Observe {
         Self { sampling, shared: Arc::new(Shared { flows: Mutex::at(Level::Records, Vec::new()) }) }
     }
 
-    /// Sets the interval between two samples, between 1 ms and a minute, for flows that begin from now on. The thread
+    /// Sets the interval between two samples, between 1 ms and a minute, for flows that it is given from now on. The thread
     /// that samples takes no more than 1 % of a core: with many operators the interval is longer.
     #[must_use]
     pub fn every(mut self, interval: Duration) -> Self {
@@ -138,8 +141,8 @@ impl Observe {
         self
     }
 
-    /// Sets how much of the past is kept, between 100 ms and an hour, for flows that begin from now on: the window of
-    /// all shares and rates. It takes some 1,200 bytes for an operator and 600 for a hub, however long.
+    /// Sets how much of the past is kept, between 100 ms and an hour, for flows that it is given from now on: the
+    /// window of all shares and rates. It takes some 1,700 bytes for an operator and 700 for a hub, however long.
     #[must_use]
     pub fn keep(mut self, time: Duration) -> Self {
         self.sampling.keep = time.clamp(KEEP.0, KEEP.1);
@@ -150,11 +153,7 @@ impl Observe {
     /// of each of the last 16 that have ended.
     pub fn snapshots(&self) -> Vec<Snapshot> {
         let flows = lock(&self.shared.flows).clone();
-        let snapshot = |records: Arc<Records>| match (records.last(), records.flow()) {
-            (Some(last), _) => Some((*last).clone()),
-            (None, flow) => flow.map(|flow| Snapshot::new(&flow, &records.summary())),
-        };
-        flows.into_iter().filter_map(snapshot).collect()
+        flows.iter().filter_map(|records| records.snapshot()).collect()
     }
 
     /// The metrics of all flows that it observes, as text in the OpenMetrics format, which ends with `# EOF`. The
@@ -169,13 +168,14 @@ impl Shared {
     /// Forgets the oldest flows that have ended.
     fn forget(&self) {
         let mut flows = lock(&self.flows);
+        let void = flows.extract_if(.., |records| records.is_void()).collect::<Vec<_>>();
         let ended: Vec<_> = (0..flows.len()).filter(|at| flows[*at].last().is_some()).collect();
         let gone: Vec<_> = match ended.len().checked_sub(ENDED) {
             Some(surplus) => ended[..surplus].iter().rev().map(|at| flows.remove(*at)).collect(),
             None => Vec::new(),
         };
         drop(flows);
-        drop(gone);
+        drop((gone, void));
     }
 }
 
@@ -193,17 +193,21 @@ impl FlowObserver for FlowRecords {
         lock(&self.shared.flows).push(records);
     }
 
+    fn records_to(&self) -> *const () {
+        Arc::as_ptr(&self.shared).cast()
+    }
+
     fn ends(&self, flow: &Handle) {
-        let flows = lock(&self.shared.flows).clone();
-        let of = |records: &&Arc<Records>| records.flow().is_some_and(|other| Arc::ptr_eq(&other.0, &flow.0));
-        if let Some(records) = flows.iter().find(of) {
-            let last = Snapshot::new(flow, &records.summary());
-            if let Some(at_end) = self.at_end {
-                at_end(&last);
-            }
-            records.set_last(last);
-            self.shared.forget();
+        let records = lock(&self.shared.flows).iter().find(|records| records.is_of(flow)).cloned();
+        let summary = records.as_ref().map(|records| records.summary()).unwrap_or_default();
+        let last = Snapshot::new(flow, &summary);
+        if let Some(at_end) = self.at_end {
+            at_end(&last);
         }
+        if let Some(records) = records {
+            records.end(last);
+        }
+        self.shared.forget();
     }
 }
 

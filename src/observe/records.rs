@@ -9,7 +9,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Weak},
+    sync::{Arc, LazyLock, Weak},
     thread,
     time::{Duration, Instant},
 };
@@ -23,13 +23,15 @@ use crate::{
         Handle,
         control::{Control, Hubs},
     },
-    sync::{Level, Mutex, lock},
+    sync::{Condvar, Level, Mutex, contained, lock},
 };
 
 /// The number of stretches into which the kept time is divided.
 const BUCKETS: u32 = 20;
 /// The thread sleeps at least this number of times as long as it has worked: it takes at most 1 % of a core.
 const REST: u32 = 99;
+/// The longest that a round may count as having taken.
+const LONGEST: Duration = Duration::from_millis(100);
 const KINDS: usize = Activity::ALL.len();
 
 /// How a flow is observed.
@@ -144,24 +146,54 @@ impl Records {
         lock(&self.last).clone()
     }
 
-    pub(super) fn set_last(&self, last: Snapshot) {
+    /// The run has ended, and no sample is taken any more.
+    pub(super) fn end(&self, last: Snapshot) {
         let before = lock(&self.last).replace(Arc::new(last));
         drop(before);
     }
 
-    pub(super) fn flow(&self) -> Option<Handle> {
-        self.control.upgrade().map(Handle)
+    /// The run was cut off: there is nothing to show.
+    pub(super) fn is_void(&self) -> bool {
+        self.control.strong_count() == 0 && lock(&self.last).is_none()
+    }
+
+    pub(super) fn is_of(&self, flow: &Handle) -> bool {
+        std::ptr::eq(self.control.as_ptr(), Arc::as_ptr(&flow.0))
+    }
+
+    /// What the run looks like now, or at its end.
+    pub(super) fn snapshot(&self) -> Option<Snapshot> {
+        if let Some(last) = self.last() {
+            return Some((*last).clone());
+        }
+        let flow = Handle(self.control.upgrade()?);
+        let recent = lock(&self.recent);
+        // As for a sample.
+        if flow.has_ended() {
+            drop(recent);
+            return self.last().map(|last| (*last).clone());
+        }
+        Some(Snapshot::new(&flow, &recent.summary()))
+    }
+
+    /// What the run looks like at its end.
+    pub(super) fn summary(&self) -> Summary {
+        lock(&self.recent).summary()
     }
 
     fn sample(&self, now: Instant) {
         let Some(control) = self.control.upgrade() else { return };
-        let hubs = control.hubs();
+        // The run does not end before this sample, so that its hubs are dropped where it ends.
         let mut recent = lock(&self.recent);
+        if control.has_ended() {
+            return;
+        }
+        let hubs = control.hubs();
         let Recent { buckets, operators } = &mut *recent;
+        while buckets.get(1).is_some_and(|next| now - next.began >= self.sampling.keep) {
+            buckets.pop_front();
+        }
         if buckets.back().is_none_or(|bucket| now - bucket.began >= self.sampling.keep / BUCKETS) {
-            if buckets.len() > BUCKETS as usize {
-                buckets.pop_front();
-            }
             buckets.push_back(Bucket::new(&control, &hubs, now));
         }
         let Some(bucket) = buckets.back_mut() else { return };
@@ -183,22 +215,18 @@ impl Records {
         for (hub, counts) in hubs.all.iter().zip(&mut bucket.hubs) {
             let fill = hub.state.fill();
             counts.full += u32::from(fill.queued >= fill.capacity);
-            match writer_waits(hub) {
-                Some(Activity::Room) => counts.room += 1,
-                Some(_) => counts.envelope += 1,
-                None => {}
-            }
-            match reader_waits(hub, false) {
-                Some(Activity::Message) => counts.message += 1,
-                Some(Activity::Envelope) => counts.envelope += 1,
-                _ => {}
-            }
+            let waits = [writer_waits(hub), reader_waits(hub, false)];
+            let any = |activity: Activity| u32::from(waits.contains(&Some(activity)));
+            counts.room += any(Activity::Room);
+            counts.envelope += any(Activity::Envelope);
+            counts.message += any(Activity::Message);
         }
     }
+}
 
-    pub(super) fn summary(&self) -> Summary {
-        let recent = lock(&self.recent);
-        let Recent { buckets, operators } = &*recent;
+impl Recent {
+    fn summary(&self) -> Summary {
+        let Self { buckets, operators } = self;
         let Some(first) = buckets.front() else { return Summary::default() };
         let now = Instant::now();
         let samples: u32 = buckets.iter().map(|bucket| bucket.samples).sum();
@@ -248,19 +276,34 @@ struct Sampler {
     has_thread: bool,
 }
 
-static SAMPLER: Mutex<Sampler> = Mutex::new(Sampler { records: Vec::new(), has_thread: false });
+static SAMPLER: Mutex<Sampler> = Mutex::at(Level::Records, Sampler { records: Vec::new(), has_thread: false });
+/// Signalled when a flow is added.
+static ADDED: LazyLock<Condvar> = LazyLock::new(Condvar::default);
 
 impl Sampler {
     fn add(records: &Arc<Records>) {
         let mut sampler = lock(&SAMPLER);
         sampler.records.push((Arc::downgrade(records), Instant::now()));
         if std::mem::replace(&mut sampler.has_thread, true) {
-            return;
+            drop(sampler);
+            return ADDED.notify_all();
         }
         drop(sampler);
-        if let Err(error) = thread::Builder::new().name("wakeline-observer".into()).spawn(Self::run) {
+        if let Err(error) = thread::Builder::new().name("wakeline-observer".into()).spawn(Self::observe) {
             lock(&SAMPLER).has_thread = false;
             tracing::error!(%error, "cannot spawn the thread that observes flows: they run on, without shares");
+        }
+    }
+
+    fn observe() {
+        let mut ended = false;
+        contained("the observer's thread panicked", || {
+            Self::run();
+            ended = true;
+        });
+        if !ended {
+            // The next flow begins anew.
+            lock(&SAMPLER).has_thread = false;
         }
     }
 
@@ -270,13 +313,25 @@ impl Sampler {
             let now = Instant::now();
             let Some(due) = Self::due(now) else { return };
             for records in due {
-                records.sample(now);
+                // The last reference to a flow may be dropped here, and with it values of the user's.
+                contained("a value of a flow panicked in the observer's thread", || {
+                    records.sample(now);
+                    drop(records);
+                });
             }
-            let next = lock(&SAMPLER).records.iter().map(|(_, next)| *next).min().unwrap_or(now);
-            // A round in which the thread was preempted says little about its cost.
-            let took = now.elapsed();
+            // A round in which the thread was preempted or stopped says little about its cost.
+            let took = now.elapsed().min(LONGEST);
             cost = if took < cost { took } else { cost + (took - cost) / 16 };
-            thread::sleep((cost * REST).max(next.saturating_duration_since(Instant::now())));
+            let rested = Instant::now() + cost * REST;
+            let mut sampler = lock(&SAMPLER);
+            loop {
+                let next = sampler.records.iter().map(|(_, next)| *next).min().unwrap_or(now).max(rested);
+                let nap = next.saturating_duration_since(Instant::now());
+                if nap.is_zero() {
+                    break;
+                }
+                sampler = ADDED.wait_timeout(sampler, nap);
+            }
         }
     }
 
@@ -286,14 +341,15 @@ impl Sampler {
         let (mut due, mut gone) = (Vec::new(), Vec::new());
         sampler.records.retain_mut(|(records, next)| {
             let Some(records) = records.upgrade() else { return false };
-            let over = records.control.upgrade().is_none_or(|control| control.has_ended());
-            if over {
+            if records.control.strong_count() == 0 || records.last().is_some() {
                 gone.push(records);
                 return false;
             }
             if *next <= now {
                 *next = now + records.sampling.every;
                 due.push(records);
+            } else {
+                gone.push(records);
             }
             true
         });

@@ -42,6 +42,9 @@ pub struct Snapshot {
     pub sections: Vec<SectionSnapshot>,
     /// The devices of its operators, without the host.
     pub devices: Vec<DeviceSnapshot>,
+    /// Every operator has stopped.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(super) over: bool,
 }
 
 /// What a flow as a whole does.
@@ -79,11 +82,11 @@ pub struct OperatorSnapshot {
     /// What it waits for, in words.
     pub waits_for: Vec<String>,
     /// How long it has done what it does. As exact as the observer's interval; in a flow that is not observed, since
-    /// its latest run began, or its runs last paused.
+    /// it last began to wait.
     pub since: Duration,
     /// The number of runs that have ended.
     pub runs: u64,
-    /// The host's time for its runs, including their waits.
+    /// The host's time for its runs, including their waits, up to when it last began to wait for its next run.
     pub busy: Duration,
     /// Of how much of the window it did what. `None` if the flow is not observed.
     pub shares: Option<Shares>,
@@ -187,14 +190,8 @@ impl Handle {
     /// # }).unwrap();
     /// ```
     pub fn snapshot(&self) -> Snapshot {
-        let records = Records::of(&self.0);
-        if self.has_ended()
-            && let Some(last) = records.as_ref().and_then(|records| records.last())
-        {
-            return (*last).clone();
-        }
-        let summary = records.map(|records| records.summary()).unwrap_or_default();
-        Snapshot::new(self, &summary)
+        let observed = Records::of(&self.0).and_then(|records| records.snapshot());
+        observed.unwrap_or_else(|| Snapshot::new(self, &Summary::default()))
     }
 }
 
@@ -210,9 +207,8 @@ impl Snapshot {
         let operators = (0..control.tasks.len()).map(|number| {
             let recorded = summary.operators.get(number);
             let status = control.status(number);
-            let (busy, turned) = control.tasks[number].status_cell().busy();
-            let passed = control.clock.duration(now.since(turned));
-            let busy = control.clock.duration(busy) + if status.running { passed } else { Duration::ZERO };
+            let cell = control.tasks[number].status_cell();
+            let passed = control.clock.duration(now.since(cell.stopped()));
             OperatorSnapshot {
                 name: status.name,
                 device: known.map_or("host".into(), |known| known.devices[number].name().into()),
@@ -221,7 +217,7 @@ impl Snapshot {
                 waits_for: status.waits_for,
                 since: recorded.map_or(passed, |recorded| recorded.since),
                 runs: status.runs,
-                busy,
+                busy: cell.busy(&control.clock),
                 shares: recorded.map(|recorded| Shares(recorded.shares)),
                 runs_per_second: recorded.and_then(|recorded| per_second(status.runs, recorded.runs)),
             }
@@ -256,6 +252,7 @@ impl Snapshot {
             hubs: each,
             sections: sections(control),
             devices: devices(control),
+            over: flow.has_ended(),
         }
     }
 
@@ -282,10 +279,6 @@ impl FlowState {
     }
 
     pub(super) const ALL: [Self; 5] = [Self::Running, Self::Paused, Self::Stopping, Self::Failed, Self::Ended];
-
-    pub(super) fn is_over(self) -> bool {
-        matches!(self, Self::Failed | Self::Ended)
-    }
 
     /// One word, as in metrics: `running`, `paused`, `stopping`, `failed`, `ended`.
     pub fn word(self) -> &'static str {

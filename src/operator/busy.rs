@@ -203,14 +203,14 @@ impl BusyClock {
         Self { may_block, clock: TickClock::start(), times: 0, total: 0, since: None }
     }
 
-    /// Starts the clock. Returns the time if it was not running.
+    /// Starts the clock. True if it was not running.
     #[inline]
-    pub(super) fn start(&mut self) -> Option<Ticks> {
-        if self.since.is_some() {
-            return None;
+    pub(super) fn start(&mut self) -> bool {
+        let starts = self.since.is_none();
+        if starts {
+            self.since = Some(Ticks::now());
         }
-        self.since = Some(Ticks::now());
-        self.since
+        starts
     }
 
     /// Ends the stretch, if there is one, at the returned time. Also returns its length in ticks if it was long: see

@@ -615,7 +615,7 @@ impl Handle {
         self.0.failure.get().cloned()
     }
 
-    /// True once the flow has ended: every operator has stopped.
+    /// True once the flow has ended: every operator has stopped, or the runtime was shut down.
     pub fn has_ended(&self) -> bool {
         self.0.has_ended()
     }

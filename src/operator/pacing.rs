@@ -98,7 +98,11 @@ impl Pacing {
 /// What the reader expects.
 #[derive(Default)]
 pub(super) struct ExpectedMessage {
+    /// Messages that it knows of, and runs of the reader.
     seen: u64,
+    runs: u64,
+    /// The reader was woken while it spun, and has not yielded since.
+    spun: bool,
     pace: Pace,
     lateness: Lateness,
     window: Option<Window>,
@@ -143,14 +147,18 @@ impl Drop for SpinSlot {
 impl ExpectedMessage {
     /// Called after each poll of the reader that is pending: spins for a moment, or sets an alarm. True if the reader was
     /// woken meanwhile, and is to be polled again.
+    ///
+    /// A task that the reader has just woken waits for this worker, whatever the other workers do. So it spins once at most
+    /// before it yields, and only after a poll that ran nothing.
     #[cold]
-    pub(super) fn poll(
-        &mut self,
-        pacing: &Pacing,
-        reader: &Arc<OperatorTask>,
-        task: &Context<'_>,
-        may_spin: bool,
-    ) -> bool {
+    pub(super) fn poll(&mut self, pacing: &Pacing, reader: &Arc<OperatorTask>, task: &Context<'_>) -> bool {
+        let runs = reader.status_cell().runs();
+        let may_spin = std::mem::replace(&mut self.runs, runs) == runs && !self.spun;
+        self.spun = self.spin(pacing, reader, task, may_spin);
+        self.spun
+    }
+
+    fn spin(&mut self, pacing: &Pacing, reader: &Arc<OperatorTask>, task: &Context<'_>, may_spin: bool) -> bool {
         let now = Instant::now();
         let sent = pacing.sent.load(Ordering::Acquire);
         if sent != self.seen {
@@ -332,7 +340,7 @@ mod tests {
             self.task.publish(Status::Wait);
             let polled = self.task.poll(&mut probe, task, |_| Poll::<Result<()>>::Pending);
             assert!(polled.is_pending());
-            self.expected.poll(pacing, &self.task, task, true)
+            self.expected.poll(pacing, &self.task, task)
         }
 
         fn wakes(&self) -> u64 {

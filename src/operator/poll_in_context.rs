@@ -17,11 +17,7 @@ pub(crate) async fn poll_in_context<T>(
     let mut work = pin!(work);
     let mut expected = ExpectedMessage::default();
     poll_fn(|task| {
-        // A task that this one has just woken waits for this worker, whatever the other workers do. So it spins once at
-        // most, and only after a poll that ran nothing.
-        let mut may_spin = true;
         loop {
-            let runs = operator_task.status_cell().runs();
             let polled = operator_task.poll(&mut probe, task, |task| {
                 if !on_host && let Err(error) = device.backend().make_current() {
                     // This might be the first sign of a fault: `observe` fails every future that waits for the device,
@@ -31,13 +27,7 @@ pub(crate) async fn poll_in_context<T>(
                 work.as_mut().poll(task)
             });
             match operator_task.pacing() {
-                Some(pacing) if polled.is_pending() => {
-                    may_spin &= operator_task.status_cell().runs() == runs;
-                    if !expected.poll(pacing, operator_task, task, may_spin) {
-                        return polled;
-                    }
-                    may_spin = false;
-                }
+                Some(pacing) if polled.is_pending() && expected.poll(pacing, operator_task, task) => {}
                 _ => return polled,
             }
         }

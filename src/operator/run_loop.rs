@@ -353,9 +353,8 @@ impl RunLoop {
         self.publish_lacks(Vec::new(), false);
         self.task.publish_running();
         self.running = true;
-        if let Some(now) = self.busy.start() {
+        if self.busy.start() {
             self.task.begin_busy();
-            self.task.status.set_begun(now);
         }
     }
 

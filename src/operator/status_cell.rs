@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::{
     clock,
     condition::Status,
-    device::ticks::Ticks,
+    device::ticks::{TickClock, Ticks},
     sync::{Mutex, lock},
 };
 
@@ -24,9 +24,11 @@ pub(crate) struct StatusCell {
     /// One of [`code`] and, in the bits above it, the time of `WAIT_TIME`, in nanoseconds since `made`.
     state: AtomicU64,
     runs: AtomicU64,
-    /// The length of all stretches of runs that have ended, and when the latest stretch began or ended, in ticks.
+    /// The length of all stretches of runs that have ended, and when the latest one ended, in ticks.
     busy: AtomicU64,
-    turned: AtomicU64,
+    stopped: AtomicU64,
+    /// The longest time that was shown for `busy`, in nanoseconds: estimates of a tick's length vary.
+    shown: AtomicU64,
     made: Instant,
     /// What the operator waits for besides its hubs.
     lacks: Mutex<Vec<String>>,
@@ -108,7 +110,8 @@ impl StatusCell {
             made: clock::now(),
             runs: AtomicU64::new(0),
             busy: AtomicU64::new(0),
-            turned: AtomicU64::new(Ticks::now().count()),
+            stopped: AtomicU64::new(Ticks::now().count()),
+            shown: AtomicU64::new(0),
             lacks: Mutex::default(),
             elsewhere: AtomicBool::new(false),
             has_workers: AtomicBool::new(false),
@@ -161,22 +164,23 @@ impl StatusCell {
         self.runs.store(runs, Ordering::Relaxed);
     }
 
-    /// A stretch of runs has begun.
-    #[inline]
-    pub(crate) fn set_begun(&self, at: Ticks) {
-        self.turned.store(at.count(), Ordering::Relaxed);
-    }
-
     /// A stretch of runs has ended; `busy`: the length of all, in ticks.
     #[inline]
     pub(crate) fn set_stopped(&self, busy: u64, at: Ticks) {
         self.busy.store(busy, Ordering::Relaxed);
-        self.turned.store(at.count(), Ordering::Relaxed);
+        self.stopped.store(at.count(), Ordering::Relaxed);
     }
 
-    /// The length of all stretches of runs that have ended, and when the latest one began or ended, in ticks.
-    pub(crate) fn busy(&self) -> (u64, Ticks) {
-        (self.busy.load(Ordering::Relaxed), Ticks::of_count(self.turned.load(Ordering::Relaxed)))
+    /// The length of all stretches of runs that have ended. Never less than before.
+    pub(crate) fn busy(&self, clock: &TickClock) -> Duration {
+        let busy = clock.duration(self.busy.load(Ordering::Relaxed)).as_nanos();
+        let busy = u64::try_from(busy).unwrap_or(u64::MAX);
+        Duration::from_nanos(self.shown.fetch_max(busy, Ordering::Relaxed).max(busy))
+    }
+
+    /// When the latest stretch ended.
+    pub(crate) fn stopped(&self) -> Ticks {
+        Ticks::of_count(self.stopped.load(Ordering::Relaxed))
     }
 
     #[inline]
