@@ -1,5 +1,7 @@
 //! [`Activity`]: what an operator does at a moment, and [`Shares`]: of how much of a time it did what.
 
+use std::time::Duration;
+
 use crate::{
     condition::Status,
     hub::view::{ReaderWait, WriterWait},
@@ -131,7 +133,11 @@ pub(super) fn activity(control: &Control, hubs: &Hubs, operator: usize) -> Activ
     if status == Status::Never || task.has_ended() {
         return Activity::Ended;
     }
-    let Some(waited) = task.waited() else { return Activity::Runs };
+    let (waited, in_poll, _) = task.waited();
+    if in_poll {
+        // A task that polls a device does so in one poll after the other: see `polls_device`.
+        return if waited == Waited::Device { Activity::Device } else { Activity::Runs };
+    }
     let elsewhere = |other: Activity| match waited {
         Waited::Device => Activity::Device,
         Waited::Memory => Activity::Memory,
@@ -167,6 +173,16 @@ pub(super) fn activity(control: &Control, hubs: &Hubs, operator: usize) -> Activ
             .unwrap_or_else(|| elsewhere(if cell.waits_elsewhere() { Activity::Condition } else { Activity::Message })),
     }
 }
+
+/// The poll in which an operator might query a device for its work, after one that has found the work not done. That it
+/// takes longer than [`QUERIES`] shows that it computes.
+pub(super) fn polls_device(control: &Control, operator: usize) -> Option<u32> {
+    let (waited, in_poll, poll) = control.tasks[operator].waited();
+    (in_poll && waited == Waited::Device).then_some(poll)
+}
+
+/// Longer than one poll queries a device: see `stream/wait_strategy.rs`.
+pub(super) const QUERIES: Duration = Duration::from_micros(100);
 
 /// What an operator waits for at its inputs.
 fn at_inputs(hubs: &Hubs, operator: usize, in_run: bool) -> Option<Activity> {

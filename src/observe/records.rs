@@ -15,7 +15,7 @@ use std::{
 };
 
 use super::{
-    activity::{Activity, activity, reader_waits, writer_waits},
+    activity::{Activity, QUERIES, activity, polls_device, reader_waits, writer_waits},
     snapshot::Snapshot,
 };
 use crate::{
@@ -198,8 +198,22 @@ impl Records {
         }
         let Some(bucket) = buckets.back_mut() else { return };
         bucket.samples += 1;
+        let all = 0..bucket.operators.len();
+        let mut activities: Vec<_> = all.clone().map(|number| activity(&control, &hubs, number)).collect();
+        let queries: Vec<_> = all.filter_map(|number| Some((number, polls_device(&control, number)?))).collect();
+        if !queries.is_empty() {
+            let since = Instant::now();
+            while since.elapsed() < QUERIES {
+                std::hint::spin_loop();
+            }
+            for (number, poll) in queries {
+                if polls_device(&control, number) == Some(poll) {
+                    activities[number] = Activity::Runs;
+                }
+            }
+        }
         for (number, counts) in bucket.operators.iter_mut().enumerate() {
-            let activity = activity(&control, &hubs, number);
+            let activity = activities[number];
             counts.counts[activity as usize] += 1;
             let runs = control.tasks[number].status_cell().runs();
             if operators.len() == number {

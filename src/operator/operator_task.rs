@@ -10,7 +10,7 @@ use std::{
     fmt,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Wake, Waker},
     time::Instant,
@@ -75,12 +75,19 @@ struct CurrentPoll {
     began_here: AtomicBool,
     /// The number of watcher registrations at the previous poll.
     watched: AtomicUsize,
-    /// [`IN_POLL`], or the [`Waited`] with which the latest poll ended.
-    doing: AtomicU8,
+    /// The bits of [`doing`].
+    doing: AtomicU32,
 }
 
-/// The operator's future is being polled.
-const IN_POLL: u8 = u8::MAX;
+/// What an operator's poll does, for observers.
+mod doing {
+    /// The [`Waited`](crate::sync::Waited) with which the latest poll ended.
+    pub(super) const WAITED: u32 = 3;
+    /// The operator's future is being polled.
+    pub(super) const IN_POLL: u32 = 1 << 2;
+    /// The bits above count the polls.
+    pub(super) const POLL: u32 = 1 << 3;
+}
 
 /// The state of an operator's task, in one word: an operator without any request does a single load before a run.
 mod state {
@@ -145,7 +152,7 @@ impl OperatorTask {
                 waits: NotedWaits::new(),
                 began_here: AtomicBool::new(false),
                 watched: AtomicUsize::new(0),
-                doing: AtomicU8::new(Waited::Other as u8),
+                doing: AtomicU32::new(Waited::Other as u32),
             },
             in_run: Mutex::new(None),
             permit: OnceLock::new(),
@@ -273,16 +280,18 @@ impl OperatorTask {
         self.parking.is_parked()
     }
 
-    /// What the operator's latest poll has waited for besides its ports; `None` while it is polled.
-    pub(crate) fn waited(&self) -> Option<Waited> {
-        const DEVICE: u8 = Waited::Device as u8;
-        const MEMORY: u8 = Waited::Memory as u8;
-        match self.poll.doing.load(Ordering::Relaxed) {
-            IN_POLL => None,
-            DEVICE => Some(Waited::Device),
-            MEMORY => Some(Waited::Memory),
-            _ => Some(Waited::Other),
-        }
+    /// What the operator's latest poll that has ended waited for besides its ports, whether it is being polled, and the
+    /// number of polls that have ended.
+    pub(crate) fn waited(&self) -> (Waited, bool, u32) {
+        const DEVICE: u32 = Waited::Device as u32;
+        const MEMORY: u32 = Waited::Memory as u32;
+        let word = self.poll.doing.load(Ordering::Relaxed);
+        let waited = match word & doing::WAITED {
+            DEVICE => Waited::Device,
+            MEMORY => Waited::Memory,
+            _ => Waited::Other,
+        };
+        (waited, word & doing::IN_POLL != 0, word / doing::POLL)
     }
 
     /// True if it was woken, and waits to be polled.
@@ -522,10 +531,12 @@ impl OperatorTask {
         if self.is_aborted() {
             return Poll::Ready(Err(Error::new(ErrorKind::Cancelled, "the flow was aborted")));
         }
-        self.poll.doing.store(IN_POLL, Ordering::Relaxed);
+        let before = self.poll.doing.load(Ordering::Relaxed);
+        self.poll.doing.store(before | doing::IN_POLL, Ordering::Relaxed);
         take_wait();
         let polled = future(&mut Context::from_waker(&probe.waker));
-        self.poll.doing.store(take_wait() as u8, Ordering::Relaxed);
+        let polls = (before & !(doing::WAITED | doing::IN_POLL)).wrapping_add(doing::POLL);
+        self.poll.doing.store(polls | take_wait() as u32, Ordering::Relaxed);
         let says = !self.poll.waits.is_noted() || self.end_wait(polled.is_pending(), probe);
         if self.is_held()
             && says
