@@ -20,6 +20,7 @@ use std::{
 };
 
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use super::{CudaTypes, KernelType, emulated::simulation::SimulationHandle};
 use crate::error::{Error, ErrorKind, Result};
@@ -456,6 +457,13 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
 
     /// The time on the device between two timed events that the device has reached.
     fn event_elapsed(&self, from: RawEvent, to: RawEvent) -> Result<Duration>;
+
+    /// When, on tokio's clock, the device reached a timed event, which it has reached. `None` if the device has a clock
+    /// of its own.
+    fn event_instant(&self, event: RawEvent) -> Option<Result<Instant>> {
+        let _ = event;
+        None
+    }
 
     /// Makes work that is enqueued into `stream` from now on wait for the event's last record. The event may belong to
     /// another device of the same kind.

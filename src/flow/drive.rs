@@ -45,7 +45,7 @@ use crate::{
     kernel::Kernel,
     memory::wait_for_reusable_memory,
     operator::{
-        control::{ConnectedHub, Control, FlowParts, Hubs, SectionCounts},
+        control::{ConnectedHub, Control, FlowParts, Hubs, SectionParts},
         erased::{BoxedOperator, PortEnds},
         operator_task::OperatorTask,
         poll_in_context::{poll_in_context, poll_stop_in_context},
@@ -374,11 +374,11 @@ async fn drive(start: RunSetup, watched: EndWatchersOnDrop, sender: &oneshot::Se
 fn set_parts(control: &Arc<Control>, members: &[FlowOperator], stats: &[Arc<section::SectionStats>]) {
     let mut devices = vec![Device::host(); control.tasks.len()];
     members.iter().for_each(|member| devices[member.index] = member.device.clone());
-    let counts = |stats: &Arc<section::SectionStats>| -> SectionCounts {
-        let stats = stats.clone();
-        Box::new(move || stats.counts())
+    let parts = |stats: &Arc<section::SectionStats>| -> SectionParts {
+        let (work, stats) = (stats.work.clone(), stats.clone());
+        SectionParts { counts: Box::new(move || stats.counts()), work }
     };
-    let _ = control.observed.set(FlowParts { devices, sections: stats.iter().map(counts).collect() });
+    let _ = control.observed.set(FlowParts { devices, sections: stats.iter().map(parts).collect() });
 }
 
 async fn first_phase(mut member: FlowOperator, flow: u64, node: Arc<OperatorTask>) -> (FlowOperator, Result<()>) {

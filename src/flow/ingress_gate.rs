@@ -353,7 +353,7 @@ impl<M: Message> SendPermit<M> {
         if let Some(Err(refused)) = message.get_mut().map(|message| departure.accepts(message, by)) {
             return Err(SendError::new(message.take(), refused));
         }
-        let load = load(&gate.flow);
+        let load = departure.with_journey(load(&gate.flow));
         let mut parcel = DiscardOnDrop::none();
         *parcel.place() = message.take().map(|message| Parcel::new(message, load));
         let departed = parcel.get_mut().map(|parcel| {

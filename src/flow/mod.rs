@@ -70,8 +70,9 @@ use crate::{
     error::{Error, ErrorKind, Result},
     hub::HubOptions,
     operator::{
-        PortDecl,
+        PortDecl, PortKind,
         control::{Control, SectionControl},
+        observed_runs::Watched,
         settings::{FlowContext, OperatorSettings, StreamSettings},
     },
     sync::{Mutex, lock},
@@ -106,6 +107,8 @@ struct Connection {
 pub(crate) trait FlowObserver: Send + Sync {
     /// The address of what it records to: a second observer with the same one is not added.
     fn records_to(&self) -> *const ();
+    /// Adds what it wants recorded of a run of so many operators.
+    fn watches(&self, operators: usize, watched: &mut Watched);
     /// The operators of a run are about to run.
     fn begins(&self, flow: &Handle);
     /// A run has ended, and its hubs still exist. Called also for one whose operators have not begun.
@@ -134,6 +137,13 @@ impl Flow {
         if stepped {
             control.set_stepped();
         }
+        let observers: Vec<_> = self.observers.iter().cloned().chain(crate::observe::from_environment()).collect();
+        let mut watched = Watched::default();
+        observers.iter().for_each(|observer| observer.watches(self.entries.len(), &mut watched));
+        if self.device_times {
+            watched.add_report(self.entries.len());
+        }
+        control.watch(watched);
         let streams = StreamSettings { mode: self.mode, timed: self.device_times };
         let (gates, spawn) = (self.gates.clone(), spawn::spawner(self.threads));
         let is_local = self.threads == spawn::Threads::This;
@@ -153,6 +163,8 @@ impl Flow {
             let device = place.device.clone().unwrap_or_else(Device::host);
             let setting = OperatorSettings {
                 name: entry.name.clone(),
+                number: index,
+                begins_paths: entry.ports.iter().all(|port| port.kind == PortKind::Output),
                 device: device.clone(),
                 streams: place.streams(),
                 allocator: place.allocator.clone(),
@@ -207,7 +219,7 @@ impl Flow {
             unbegun,
             keep,
             on_stall: self.on_stall,
-            observers: self.observers.iter().cloned().chain(crate::observe::from_environment()).collect(),
+            observers,
         }))
     }
 

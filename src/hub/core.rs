@@ -82,7 +82,7 @@ use crate::{
     error::{Error, ErrorKind, Result, panic_message},
     memory::transfer,
     mutants::{self, Mutant},
-    stream::Stream,
+    stream::{OpenSpans, Stream},
     sync::{DiscardOnDrop, discard, discard_all, logged},
 };
 
@@ -352,10 +352,12 @@ impl<M: Message> HubCore<M> {
     /// Moves all envelopes of a message to the reader's location. A message's own methods may panic, and so may the
     /// destructor of another message.
     fn move_message(&self, parcel: &mut Parcel<M>, replaced: &mut Replaced) -> MoveOutcome {
+        let copies = self.begin_copies(parcel);
         let moved = catch_unwind(AssertUnwindSafe(|| {
             let moved = self.move_envelopes(&mut parcel.message, replaced)?;
             Ok(moved.then(|| parcel.message.size_in_bytes() as u64))
         }));
+        self.end_copies(copies);
         match moved.unwrap_or_else(|panic| Err(Error::new(ErrorKind::Panicked, panic_message(panic)))) {
             Ok(Some(bytes)) => {
                 self.note_time(parcel, Since::Arrived);
@@ -374,7 +376,7 @@ impl<M: Message> HubCore<M> {
         match &self.latest {
             None => self.queue.take(place),
             Some(kept) if reread || self.queue.unread() > 0 => {
-                self.queue.read(place, |parcel| parcel.with_message((kept.clone)(&parcel.message)))
+                self.queue.read(place, |parcel| parcel.read_with((kept.clone)(&parcel.message)))
             }
             Some(_) => None,
         }
@@ -502,6 +504,22 @@ impl<M: Message> HubCore<M> {
         let _ = self.failed.set(error.clone());
         self.queue.wake_both();
         error
+    }
+
+    /// Times the copies of a sampled message.
+    #[inline]
+    pub(super) fn begin_copies(&self, parcel: &mut Parcel<M>) -> Option<OpenSpans> {
+        if !M::CARRIES_ENVELOPES {
+            return None;
+        }
+        parcel.journey().zip(self.copy_stream.as_ref()).and_then(|(journey, copies)| journey.begin_copies(copies))
+    }
+
+    #[inline]
+    pub(super) fn end_copies(&self, open: Option<OpenSpans>) {
+        if let Some(copies) = self.copy_stream.as_ref().filter(|_| open.is_some()) {
+            copies.end_run();
+        }
     }
 
     /// Moves all envelopes of a message to the reader's location. Returns false if there are too few envelopes to

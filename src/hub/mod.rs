@@ -35,6 +35,7 @@ mod fork;
 mod free_list;
 pub(crate) mod heap_size;
 mod hub_options;
+pub(crate) mod journey;
 pub(crate) mod latest;
 pub(crate) mod message;
 mod metadata;

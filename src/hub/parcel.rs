@@ -4,7 +4,7 @@
 //!   Parcel { message, header }      the header: null, or boxed
 //!                      ├─ ticket:   the point in the sender's stream at which the message's own work is done
 //!                      ├─ since:    when its waiting time began, if its reader records that
-//!                      └─ load:     metadata, and the callers that wait for a response
+//!                      └─ load:     metadata, the callers that wait for a response, the journey of a sampled message
 //! ```
 //!
 //! Most messages have no header and cost a null pointer: a parcel of a small message stays in two registers. What only
@@ -29,7 +29,7 @@
 
 use tokio::time::Instant;
 
-use super::{Message, metadata::Metadata, reply::Reply};
+use super::{Message, journey::Journey, metadata::Metadata, reply::Reply};
 use crate::{
     error::Result,
     stream::{Stream, Ticket},
@@ -66,12 +66,19 @@ pub(crate) struct Header {
 pub(crate) struct Load {
     pub(crate) metadata: Metadata,
     pub(crate) reply: Reply,
+    pub(crate) journey: Option<Box<Journey>>,
 }
 
 impl Load {
     /// The load of a message that has only a reply; `None` if the reply has neither callers nor a span.
     pub(crate) fn of_reply(reply: Reply) -> Option<Self> {
-        (!reply.is_nothing()).then(|| Self { metadata: Metadata::default(), reply })
+        (!reply.is_nothing()).then(|| Self { reply, ..Self::default() })
+    }
+
+    /// Adds the journey of a message from outside, if it has one.
+    pub(crate) fn with_journey(load: Option<Self>, journey: Option<Journey>) -> Option<Self> {
+        let Some(journey) = journey else { return load };
+        Some(Self { journey: Some(Box::new(journey)), ..load.unwrap_or_default() })
     }
 }
 
@@ -98,6 +105,25 @@ impl<M> Parcel<M> {
     /// A copy of the parcel with this message.
     pub(crate) fn with_message(&self, message: M) -> Self {
         Self { message, header: self.header.as_ref().map(|header| Box::new(header.for_copy())) }
+    }
+
+    /// A copy of the parcel with this message, to read a value that stays: the first one has its journey.
+    pub(crate) fn read_with(&self, message: M) -> Self {
+        let header = self.header.as_ref().map(|header| {
+            let load = header.load.as_ref().map(|Load { metadata, reply, journey }| Load {
+                metadata: metadata.clone(),
+                reply: reply.clone(),
+                journey: journey.as_ref().and_then(|journey| journey.read()).map(Box::new),
+            });
+            Box::new(Header { ticket: header.ticket.clone(), since: None, load })
+        });
+        Self { message, header }
+    }
+
+    /// The journey of a sampled message.
+    #[inline]
+    pub(crate) fn journey(&mut self) -> Option<&mut Journey> {
+        self.header.as_mut()?.load.as_mut()?.journey.as_deref_mut()
     }
 
     pub(crate) fn set_since(&mut self, since: Instant) {

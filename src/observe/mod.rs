@@ -85,7 +85,9 @@
 mod activity;
 mod bottleneck;
 mod environment;
+mod histogram;
 mod metrics;
+mod paths;
 mod records;
 mod snapshot;
 
@@ -93,6 +95,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 pub use activity::{Activity, Shares};
 pub use bottleneck::{Bottleneck, Reason};
+pub use paths::{PathCounts, PathParts, PathSnapshot, SlowMessage};
 pub use snapshot::{
     DeviceSnapshot, EnvelopesSnapshot, FlowState, HubSnapshot, OperatorSnapshot, SectionSnapshot, Snapshot,
 };
@@ -103,12 +106,19 @@ use self::records::{Records, Sampling};
 use crate::{
     Flow,
     flow::{FlowObserver, LocalFlow},
-    operator::Handle,
+    hub::journey::JourneyLog,
+    operator::{
+        Handle,
+        observed_runs::{Watched, WatchedPaths, WatchedWork},
+    },
+    stream::SpanReader,
     sync::{Level, Mutex, lock},
 };
 
 /// Ended flows whose last snapshot is kept.
 const ENDED: usize = 16;
+/// One message in so many is followed.
+const MEASURED: u32 = 64;
 /// The bounds of the interval between two samples, and of the time that is kept.
 const EVERY: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(60));
 const KEEP: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3600));
@@ -127,9 +137,10 @@ struct Shared {
 }
 
 impl Observe {
-    /// An observer that samples every 10 ms and keeps 10 s.
+    /// An observer that samples every 10 ms, keeps 10 s, follows one message in 64, and times the device work of those.
     pub fn new() -> Self {
-        let sampling = Sampling { every: Duration::from_millis(10), keep: Duration::from_secs(10) };
+        let (every, keep) = (Duration::from_millis(10), Duration::from_secs(10));
+        let sampling = Sampling { every, keep, paths: MEASURED, device_times: true };
         Self { sampling, shared: Arc::new(Shared { flows: Mutex::at(Level::Records, Vec::new()) }) }
     }
 
@@ -146,6 +157,25 @@ impl Observe {
     #[must_use]
     pub fn keep(mut self, time: Duration) -> Self {
         self.sampling.keep = time.clamp(KEEP.0, KEEP.1);
+        self
+    }
+
+    /// Sets that one message in `every` of each source is followed from there to where it ends, for flows that it is
+    /// given from now on: see [`PathSnapshot`]. With zero none is. What an operator sends is followed if one of the
+    /// messages that it took in the same run is. Chunks are not messages.
+    #[must_use]
+    pub fn paths(mut self, every: u32) -> Self {
+        self.sampling.paths = every;
+        self
+    }
+
+    /// Sets whether the device work of operators is timed, for flows that it is given from now on: of runs that a followed
+    /// message goes through, and of one run in as many as there are messages to a followed one. Only work on the
+    /// operator's own stream and copies by hubs are timed. Two timed events cost a run 2.6 us where it is timed
+    /// (H100, `guide/facts.md`).
+    #[must_use]
+    pub fn device_times(mut self, on: bool) -> Self {
+        self.sampling.device_times = on;
         self
     }
 
@@ -188,6 +218,20 @@ struct FlowRecords {
 }
 
 impl FlowObserver for FlowRecords {
+    fn watches(&self, operators: usize, watched: &mut Watched) {
+        let Sampling { paths, device_times, .. } = self.sampling;
+        if device_times && watched.work.is_none() {
+            let reader = SpanReader::new();
+            reader.has_thread();
+            let every = if paths == 0 { MEASURED } else { paths };
+            watched.work = Some(WatchedWork::new(reader, every, operators));
+        }
+        if paths > 0 && watched.paths.is_none() {
+            let reader = watched.work.as_ref().map(|work| work.reader.clone());
+            watched.paths = Some(WatchedPaths { log: JourneyLog::new(reader), every: paths });
+        }
+    }
+
     fn begins(&self, flow: &Handle) {
         let records = Records::begin(self.sampling, flow);
         lock(&self.shared.flows).push(records);
@@ -199,6 +243,7 @@ impl FlowObserver for FlowRecords {
 
     fn ends(&self, flow: &Handle) {
         let records = lock(&self.shared.flows).iter().find(|records| records.is_of(flow)).cloned();
+        records.iter().for_each(|records| records.collect(true));
         let summary = records.as_ref().map(|records| records.summary()).unwrap_or_default();
         let last = Snapshot::new(flow, &summary);
         if let Some(at_end) = self.at_end {

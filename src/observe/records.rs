@@ -16,6 +16,7 @@ use std::{
 
 use super::{
     activity::{Activity, QUERIES, activity, polls_device, reader_waits, writer_waits},
+    paths::{PathCounts, PathSnapshot, Paths},
     snapshot::Snapshot,
 };
 use crate::{
@@ -39,6 +40,9 @@ const KINDS: usize = Activity::ALL.len();
 pub(super) struct Sampling {
     pub(super) every: Duration,
     pub(super) keep: Duration,
+    /// One message in so many of each source is followed; zero for none.
+    pub(super) paths: u32,
+    pub(super) device_times: bool,
 }
 
 /// The records of one run.
@@ -46,6 +50,8 @@ pub(super) struct Records {
     sampling: Sampling,
     control: Weak<Control>,
     recent: Mutex<Recent>,
+    /// `None` also for a second observer of the run.
+    paths: Option<Paths>,
     /// Set when the run has ended.
     last: Mutex<Option<Arc<Snapshot>>>,
 }
@@ -128,6 +134,7 @@ impl Records {
             sampling,
             control: Arc::downgrade(control),
             recent: Mutex::at(Level::Records, Recent::default()),
+            paths: control.records.get().is_none().then(|| Paths::of(control, sampling.keep)).flatten(),
             last: Mutex::default(),
         });
         let known: Arc<dyn std::any::Any + Send + Sync> = records.clone();
@@ -139,6 +146,15 @@ impl Records {
     /// Those of the first observer of the flow.
     pub(super) fn of(control: &Control) -> Option<Arc<Self>> {
         control.records.get().and_then(|records| records.clone().downcast().ok())
+    }
+
+    pub(super) fn paths(&self, control: &Control) -> Option<(Vec<PathSnapshot>, PathCounts)> {
+        self.paths.as_ref().map(|paths| paths.snapshot(control))
+    }
+
+    /// Collects what has ended on the paths.
+    pub(super) fn collect(&self, is_last: bool) {
+        self.paths.iter().for_each(|paths| paths.collect(is_last));
     }
 
     /// The snapshot at the end of the run.
@@ -330,6 +346,7 @@ impl Sampler {
                 // The last reference to a flow may be dropped here, and with it values of the user's.
                 contained("a value of a flow panicked in the observer's thread", || {
                     records.sample(now);
+                    records.collect(false);
                     drop(records);
                 });
             }

@@ -5,6 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use super::{
     activity::{Activity, Shares, activity},
     bottleneck::{self, Bottleneck},
+    paths::{PathCounts, PathSnapshot},
     records::{Records, Summary},
 };
 use crate::{
@@ -12,8 +13,9 @@ use crate::{
     memory::MemoryStats,
     operator::{
         Handle,
-        control::{Control, SectionCounts},
+        control::{Control, SectionParts},
     },
+    stream::DeviceTime,
 };
 
 /// A picture of a flow: what its operators do and wait for, how full its hubs are, what its devices hold. See
@@ -42,6 +44,10 @@ pub struct Snapshot {
     pub sections: Vec<SectionSnapshot>,
     /// The devices of its operators, without the host.
     pub devices: Vec<DeviceSnapshot>,
+    /// How long messages took from their source to where they ended, if the flow is observed.
+    pub paths: Vec<PathSnapshot>,
+    /// The messages that `paths` are of.
+    pub path_counts: PathCounts,
     /// Every operator has stopped.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(super) over: bool,
@@ -88,6 +94,9 @@ pub struct OperatorSnapshot {
     pub runs: u64,
     /// The host's time for its runs, including their waits, up to when it last began to wait for its next run.
     pub busy: Duration,
+    /// The device time of those runs that were measured. `None` on the host, and if it is not
+    /// [recorded](super::Observe::device_times).
+    pub device_time: Option<DeviceTime>,
     /// Of how much of the window it did what. `None` if the flow is not observed.
     pub shares: Option<Shares>,
     /// Runs in a second, over the window.
@@ -147,6 +156,9 @@ pub struct SectionSnapshot {
     pub streamed: u64,
     /// Graphs that were captured.
     pub captured: u64,
+    /// The device time of those replays that were measured. `None` if it is not
+    /// [recorded](super::Observe::device_times).
+    pub device_time: Option<DeviceTime>,
 }
 
 /// One device in a [`Snapshot`], with the memory that wakeline uses there: this flow, other flows and other code.
@@ -218,6 +230,7 @@ impl Snapshot {
                 since: recorded.map_or(passed, |recorded| recorded.since),
                 runs: status.runs,
                 busy: cell.busy(&control.clock),
+                device_time: device_time(control, number),
                 shares: recorded.map(|recorded| Shares(recorded.shares)),
                 runs_per_second: recorded.and_then(|recorded| per_second(status.runs, recorded.runs)),
             }
@@ -242,6 +255,7 @@ impl Snapshot {
             }
         });
         let each = each.collect();
+        let (paths, path_counts) = Records::of(control).and_then(|records| records.paths(control)).unwrap_or_default();
         Self {
             flow: control.name.clone(),
             elapsed: control.clock.elapsed(),
@@ -252,6 +266,8 @@ impl Snapshot {
             hubs: each,
             sections: sections(control),
             devices: devices(control),
+            paths,
+            path_counts,
             over: flow.has_ended(),
         }
     }
@@ -294,11 +310,19 @@ impl FlowState {
 
 fn sections(control: &Control) -> Vec<SectionSnapshot> {
     let all = control.observed.get().into_iter().flat_map(|known| &known.sections).enumerate();
-    let section = |(number, counts): (usize, &SectionCounts)| {
+    let is_timed = control.watched().is_some_and(|watched| watched.work.is_some());
+    let section = |(number, SectionParts { counts, work }): (usize, &SectionParts)| {
         let [replayed, streamed, captured] = counts();
-        SectionSnapshot { name: control.section_name(number).clone(), replayed, streamed, captured }
+        let device_time = is_timed.then(|| work.sums());
+        SectionSnapshot { name: control.section_name(number).clone(), replayed, streamed, captured, device_time }
     };
     all.map(section).collect()
+}
+
+fn device_time(control: &Control, operator: usize) -> Option<DeviceTime> {
+    let work = control.watched()?.work.as_ref()?;
+    let is_on_device = control.observed.get().is_some_and(|known| !known.devices[operator].is_host());
+    is_on_device.then(|| work.times.get(operator).map(|times| times.sums())).flatten()
 }
 
 fn devices(control: &Control) -> Vec<DeviceSnapshot> {
@@ -311,6 +335,37 @@ fn devices(control: &Control) -> Vec<DeviceSnapshot> {
         found.push(DeviceSnapshot { name: device.name().into(), in_use, waiting, cached, peak });
     }
     found
+}
+
+impl Snapshot {
+    fn fmt_paths(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.paths.is_empty() {
+            return Ok(());
+        }
+        let names: Vec<Arc<str>> = self.paths.iter().map(|path| path.name().into()).collect();
+        let wide = width(names.iter());
+        writeln!(
+            f,
+            "{:wide$} {:>9} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}",
+            "path", "measured", "p50 us", "p99 us", "max us", "queued us", "host us", "device us", "copy us"
+        )?;
+        for (path, name) in self.paths.iter().zip(&names) {
+            let PathSnapshot { count, p50, p99, max, parts, .. } = path;
+            write!(f, "{name:wide$} {count:>9}")?;
+            for time in [p50, p99, max, &parts.queued, &parts.host, &parts.device, &parts.copy] {
+                write!(f, " {:>10.1}", time.as_secs_f64() * 1e6)?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl PathSnapshot {
+    /// Its operators with arrows: `read > upper > write`; `other` for all those that are not told apart.
+    pub fn name(&self) -> String {
+        if self.operators.is_empty() { "other".into() } else { self.operators.join(" > ") }
+    }
 }
 
 /// The width of a column of names.
@@ -385,12 +440,13 @@ impl fmt::Display for Snapshot {
                 )?;
             }
         }
-        for SectionSnapshot { name, replayed, streamed, captured } in &self.sections {
+        for SectionSnapshot { name, replayed, streamed, captured, .. } in &self.sections {
             writeln!(
                 f,
                 "section `{name}`: {replayed} rounds replayed, {streamed} streamed, {captured} graphs captured"
             )?;
         }
+        self.fmt_paths(f)?;
         for DeviceSnapshot { name, in_use, waiting, cached, peak } in &self.devices {
             let mib = |bytes: &u64| *bytes as f64 / f64::from(1 << 20);
             writeln!(

@@ -18,6 +18,7 @@ use tokio::time::Instant;
 
 use super::{
     activity::{FlowActivity, IdleCheck},
+    observed_runs::Watched,
     operator_task::OperatorTask,
     status_cell::{IngressWait, RunWait},
     watchers::Watcher,
@@ -36,6 +37,7 @@ use crate::{
         queue::Counts,
         view::{EnvelopeHolders, HubView},
     },
+    stream::DeviceTimes,
     sync::{Mutex, WakerCell, contained, lock},
 };
 
@@ -72,6 +74,8 @@ pub(crate) struct Control {
     /// Set once the flow has ended.
     ended: AtomicBool,
     pub(crate) clock: TickClock,
+    /// What observers want recorded. Set before the operators exist.
+    watched: OnceLock<Watched>,
     /// What an observer shows, besides.
     pub(crate) observed: OnceLock<FlowParts>,
     /// What the first observer of the flow has recorded of it.
@@ -87,11 +91,16 @@ pub(crate) struct FlowParts {
     /// By operator.
     pub(crate) devices: Vec<Device>,
     /// By section.
-    pub(crate) sections: Vec<SectionCounts>,
+    pub(crate) sections: Vec<SectionParts>,
 }
 
-/// Rounds that were replayed and streamed, and graphs that were captured.
-pub(crate) type SectionCounts = Box<dyn Fn() -> [u64; 3] + Send + Sync>;
+/// What a section's task publishes.
+pub(crate) struct SectionParts {
+    /// Rounds that were replayed and streamed, and graphs that were captured.
+    pub(crate) counts: Box<dyn Fn() -> [u64; 3] + Send + Sync>,
+    /// The device time of its replays.
+    pub(crate) work: Arc<DeviceTimes>,
+}
 
 /// A section: operators that run in one task.
 pub(crate) struct SectionControl {
@@ -263,11 +272,20 @@ impl Control {
             failure: OnceLock::new(),
             ended: AtomicBool::new(false),
             clock: TickClock::start(),
+            watched: OnceLock::new(),
             observed: OnceLock::new(),
             records: OnceLock::new(),
             flow_task: WakerCell::new(),
             idle_check: IdleCheck::new(),
         })
+    }
+
+    pub(crate) fn watched(&self) -> Option<&Watched> {
+        self.watched.get()
+    }
+
+    pub(crate) fn watch(&self, watched: Watched) {
+        let _ = self.watched.set(watched);
     }
 
     pub(crate) fn section(&self, operator: usize) -> Option<usize> {

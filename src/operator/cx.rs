@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 
 use super::{
     control::Handle,
+    observed_runs::TimedRuns,
     operator_streams::{OperatorStreams, OwnStreams},
     operator_task::{Method, OperatorTask},
     ports::{AllPorts, Ports},
@@ -21,14 +22,14 @@ use super::{
         EndOfRun, RunLoop,
         next_run::{Runnable, next_run},
     },
-    settings::{FlowContext, OperatorSettings, OperatorStats, StreamSettings},
+    settings::{FlowContext, OperatorSettings, OperatorStats},
 };
 use crate::{
     CompletionMode,
     condition::{self, Gate, Need, PortId, Readiness, When},
     device::Device,
     error::{Error, ErrorKind, Result, caught_call},
-    hub::{Metadata, Reply},
+    hub::{Metadata, Reply, journey::PathSource},
     memory::{Account, Allocator, Buffer, HostAccess, Plain, Reservation},
     stream::{DeviceTime, Stream, Ticket, capture::Capture},
     sync::discard,
@@ -41,6 +42,8 @@ pub struct Cx {
     pub(super) run_loop: RunLoop,
     device: Device,
     flow: Arc<FlowContext>,
+    number: usize,
+    begins_paths: bool,
     memory: RunMemory,
     stream_source: OwnStreams,
     /// The ports named in its conditions.
@@ -56,25 +59,58 @@ pub(super) struct WorkContext {
     streams: Option<Arc<OperatorStreams>>,
     /// The stream for the operator's work, once it has used one: its own, or that of the current run.
     stream: Option<Stream>,
-    /// The operator's runs are timed on the device, if it has a stream of its own.
-    timed: bool,
+    /// A run begins with a call of [`prepare`](Self::prepare).
+    prepares: bool,
+    /// Whether the current run is timed on the device, and the number of runs until the next one that is.
+    is_timed: bool,
+    untimed_left: u32,
     context: Arc<RunContext>,
 }
 
 impl WorkContext {
-    /// The stream on which the runs are timed: only the operator's own one.
-    #[inline]
-    fn timed_stream(&self) -> Option<&Stream> {
-        if self.timed { self.streams.as_ref()?.own() } else { None }
+    fn new(streams: Option<Arc<OperatorStreams>>, context: RunContext) -> Self {
+        let samples = context.observed().is_some_and(|observed| observed.source.is_some());
+        let prepares = streams.is_some() || samples;
+        let context = Arc::new(context);
+        Self { streams, stream: None, prepares, is_timed: false, untimed_left: 0, context }
     }
 
     #[inline(never)]
-    fn begin_on_device(&mut self) {
+    fn prepare(&mut self) {
         if self.streams.as_ref().is_some_and(|streams| streams.begin()) {
             self.stream = None;
         }
-        if let Some(stream) = self.timed_stream() {
-            stream.begin_run();
+        let Some(observed) = self.context.observed() else { return };
+        if let Some(work) = &observed.work {
+            self.is_timed = self.untimed_left == 0;
+            self.untimed_left = if self.is_timed { work.every - 1 } else { self.untimed_left - 1 };
+            self.begin_timed(work);
+        }
+        if let Some(number) = observed.source.as_ref().and_then(PathSource::sample) {
+            self.context.begin_sampled(number);
+        }
+    }
+
+    /// Times the run that begins, if it is to be timed and the operator has a stream of its own.
+    fn begin_timed(&self, work: &TimedRuns) {
+        if let Some(stream) = work.stream().filter(|_| self.is_timed) {
+            work.begin(stream, None);
+        }
+    }
+
+    /// The operator has its own stream since a moment ago, in a run.
+    #[cold]
+    fn has_stream(&self) {
+        if let Some(work) = self.context.observed().and_then(|observed| observed.work.as_ref()) {
+            self.begin_timed(work);
+            self.context.time_work();
+        }
+    }
+
+    #[cold]
+    fn end_timed(&self) {
+        if let Some(stream) = self.streams.as_ref().and_then(|streams| streams.own()) {
+            stream.end_run();
         }
     }
 }
@@ -109,20 +145,22 @@ impl Cx {
     }
 
     pub(crate) fn new(setting: OperatorSettings, task: Arc<OperatorTask>, flow: Arc<FlowContext>) -> Self {
-        let OperatorSettings { name, device, streams, allocator, conditions, merge, may_block } = setting;
-        let StreamSettings { mode, timed } = flow.streams;
+        let OperatorSettings { name, number, begins_paths, device, streams, allocator, conditions, merge, may_block } =
+            setting;
+        let own_streams = OperatorStreams::new(&name, &device, &streams, flow.streams.mode);
+        let mut context = RunContext::new(name.clone(), merge, task.clone());
+        context.observe(
+            flow.control.watched().and_then(|watched| watched.of_operator(number, begins_paths, own_streams.as_ref())),
+        );
         let reservations = condition::reservations(&conditions);
-        let number = Arc::as_ptr(&flow.control).addr();
-        reservations.iter().for_each(|reservation| reservation.set_flow(number));
+        let flow_number = Arc::as_ptr(&flow.control).addr();
+        reservations.iter().for_each(|reservation| reservation.set_flow(flow_number));
         Self {
-            work: WorkContext {
-                streams: OperatorStreams::new(&name, &device, &streams, mode),
-                stream: None,
-                timed,
-                context: Arc::new(RunContext::new(name.clone(), merge, task.clone())),
-            },
+            work: WorkContext::new(own_streams, context),
+            number,
+            begins_paths,
             named: condition::named_ports(&conditions).into(),
-            memory: RunMemory { allocator, reservations, account: Arc::new(Account::new(number)) },
+            memory: RunMemory { allocator, reservations, account: Arc::new(Account::new(flow_number)) },
             run_loop: RunLoop::new(&name, &task, conditions, may_block),
             device,
             stream_source: streams,
@@ -158,10 +196,8 @@ impl Cx {
             Some(stream) => stream,
             None => {
                 let stream = self.own_streams()?.stream()?;
-                if self.run_loop.is_running()
-                    && let Some(timed) = self.work.timed_stream()
-                {
-                    timed.begin_run();
+                if self.run_loop.is_running() {
+                    self.work.has_stream();
                 }
                 stream
             }
@@ -408,8 +444,8 @@ impl Cx {
 
     #[inline]
     fn begin_run(&mut self) {
-        if self.work.streams.is_some() {
-            self.work.begin_on_device();
+        if self.work.prepares {
+            self.work.prepare();
         }
         self.work.context.begin();
         self.run_loop.begin();
@@ -426,8 +462,8 @@ impl Cx {
     fn end_run(&mut self) {
         if self.run_loop.end() {
             self.work.context.end();
-            if let Some(stream) = self.work.timed_stream() {
-                stream.end_run();
+            if self.work.is_timed {
+                self.work.end_timed();
             }
         }
     }
@@ -453,10 +489,12 @@ impl Cx {
 
     /// The device time of the operator's runs, if it is measured.
     fn device_time(&self) -> Option<DeviceTime> {
-        if !self.work.timed || self.device.is_host() {
+        if !self.flow.streams.timed || self.device.is_host() {
             return None;
         }
-        Some(self.work.timed_stream().and_then(Stream::device_time).unwrap_or_default())
+        let work = self.work.context.observed()?.work.as_ref()?;
+        work.settle();
+        Some(work.times().sums())
     }
 
     pub(crate) fn operator_task(&self) -> &Arc<OperatorTask> {
@@ -486,6 +524,8 @@ impl Cx {
     pub(super) fn worker(&mut self, number: usize) -> Self {
         let setting = OperatorSettings {
             name: format!("{} #{}", self.name(), number + 1).into(),
+            number: self.number,
+            begins_paths: self.begins_paths,
             device: self.device.clone(),
             streams: self.stream_source.clone(),
             allocator: self.memory.allocator.clone(),
@@ -549,8 +589,8 @@ impl Cx {
         let streams = self.own_streams()?.captured(capture);
         self.unreplayable = None;
         let (name, policy) = (self.run_loop.name.clone(), self.work.context.policy());
-        let context = Arc::new(RunContext::new(name, policy, self.run_loop.task.clone()));
-        Ok(mem::replace(&mut self.work, WorkContext { streams: Some(streams), stream: None, timed: false, context }))
+        let context = RunContext::new(name, policy, self.run_loop.task.clone());
+        Ok(mem::replace(&mut self.work, WorkContext::new(Some(streams), context)))
     }
 
     /// Restores the context from before the capture, which was not a run.

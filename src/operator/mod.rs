@@ -25,6 +25,7 @@ mod input_wait;
 mod inputs;
 mod linked;
 pub(crate) mod local;
+pub(crate) mod observed_runs;
 pub(crate) mod operator_streams;
 pub(crate) mod operator_task;
 mod output;

@@ -31,7 +31,7 @@ use crate::{
         ends::{Demand, MovesLater},
         external::{ExternalHandle, SentBy},
         outbox::{Outbox, OutboxQueue},
-        parcel::Parcel,
+        parcel::{Load, Parcel},
         queue::Answer,
     },
     memory::{HostAccess, Plain},
@@ -256,7 +256,8 @@ impl<M: Message> Output<M> {
     /// is enqueued.
     pub(crate) fn departure(&self) -> ExternalSend<M> {
         let own = self.streams.as_ref().and_then(|streams| streams.own().cloned().or_else(|| streams.borrowed()));
-        ExternalSend { external: self.external(), origin: self.stream.clone().or(own) }
+        let context = self.context.clone();
+        ExternalSend { external: self.external(), origin: self.stream.clone().or(own), context }
     }
 
     /// Sends the message in `place` if there is room; otherwise it stays there. A message that the hub drops in
@@ -461,6 +462,7 @@ pub(crate) struct ExternalSend<M: Message> {
     /// The hub, if there is only one.
     external: Option<ExternalHandle<M>>,
     origin: Option<Stream>,
+    context: Arc<RunContext>,
 }
 
 /// A message that is ready to be enqueued.
@@ -480,6 +482,11 @@ impl<M: Message> ExternalSend<M> {
     /// [`Usage`](crate::ErrorKind::Usage), for the sender `by`.
     pub(crate) fn accepts(&self, message: &mut M, by: SentBy) -> Result<()> {
         self.external.as_ref().map_or(Ok(()), |hub| hub.accepts(message, by))
+    }
+
+    /// The load of an accepted message, with its journey if it is sampled.
+    pub(crate) fn with_journey(&self, load: Option<Load>) -> Option<Load> {
+        Load::with_journey(load, self.context.begin_external_journey())
     }
 
     /// Prepares an accepted message: all user code of the message that a send calls is called here.

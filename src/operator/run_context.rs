@@ -1,7 +1,7 @@
 //! [`RunContext`]: the data that came with the messages of an operator's run, and that the messages it sends carry on.
 //!
-//! There are three kinds: named values, the callers that wait for a response, and the tracing span of the first
-//! message. The operator is inside that span while it works on the messages. The span of a message that the operator
+//! There are four kinds: named values, the callers that wait for a response, the [journey](crate::hub::journey) of a
+//! sampled message, and the tracing span of the first message. The operator is inside that span while it works on the messages. The span of a message that the operator
 //! has processed before (it came back through a cycle) is replaced by that of a new message: otherwise all runs would
 //! be in the first message's span for ever.
 //!
@@ -31,16 +31,18 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{activity::FlowActivity, operator_task::OperatorTask, status_cell::RunWait};
+use super::{activity::FlowActivity, observed_runs::ObservedRuns, operator_task::OperatorTask, status_cell::RunWait};
 use crate::{
     condition::Readiness,
     error::Result,
     hub::{
         MergePolicy, Metadata, Reply,
+        journey::{Arrived, Journey},
         parcel::{Header, Load},
         reply::{Caller, RequestOrigin},
     },
     mutants::{self, Mutant},
+    stream::{OpenSpans, Spans, Stream},
     sync::{Mutex, discard, discard_all, lock},
 };
 
@@ -80,6 +82,7 @@ pub(crate) struct RunContext {
     waker: Waker,
     operator: Arc<str>,
     policy: MergePolicy,
+    observed: Option<Box<ObservedRuns>>,
     /// The greatest number among the origins of earlier runs.
     newest: AtomicU64,
     data: Mutex<ContextData>,
@@ -107,6 +110,12 @@ struct ContextData {
     newest: u64,
     /// The origin's span is entered.
     inside: bool,
+    /// The oldest journey among the messages.
+    journey: Option<Arrived>,
+    /// The number and the device work of a source's run whose messages are sampled.
+    sampled: Option<(u64, OpenSpans)>,
+    /// The operator's stream is timed for the journey.
+    is_timing: bool,
 }
 
 /// The replies of messages with callers, with the messages' numbers in the run.
@@ -124,12 +133,22 @@ impl RunContext {
             waker: Waker::from(task.clone()),
             task,
             policy,
+            observed: None,
             any: AtomicBool::new(false),
             phase: AtomicU8::new(phase::BETWEEN_RUNS),
             taken: AtomicUsize::new(0),
             newest: AtomicU64::new(0),
             data: Mutex::default(),
         }
+    }
+
+    /// Has its runs observed.
+    pub(super) fn observe(&mut self, observed: Option<ObservedRuns>) {
+        self.observed = observed.map(Box::new);
+    }
+
+    pub(super) fn observed(&self) -> Option<&ObservedRuns> {
+        self.observed.as_deref()
     }
 
     pub(super) fn policy(&self) -> MergePolicy {
@@ -222,7 +241,14 @@ impl RunContext {
         data.leave().iter().for_each(RequestOrigin::exit);
         // Only one thread at a time executes this.
         self.newest.store(self.newest.load(Ordering::Relaxed).max(data.newest), Ordering::Relaxed);
-        let ContextData { metadata, replies, dropped, origin, .. } = data;
+        let ContextData { metadata, replies, dropped, origin, journey, sampled, is_timing, .. } = data;
+        if let Some(stream) = self.timed_stream().filter(|_| is_timing) {
+            stream.end_run();
+        }
+        if let (Some(journey), Some(observed)) = (journey, &self.observed) {
+            journey.end(observed.operator);
+        }
+        drop(sampled);
         // Requests that are left without a response fail here, with no lock held, and one by one, since a tracing
         // subscriber is called for each.
         discard_all(replies.all);
@@ -256,7 +282,7 @@ impl RunContext {
 
     #[cold]
     fn merge(&self, load: Load, number: usize, enters: bool) -> Result<()> {
-        let Load { metadata, reply } = load;
+        let Load { metadata, reply, journey } = load;
         reply.seen_by(&self.operator);
         let newest = self.newest.load(Ordering::Relaxed);
         let origin = reply.origin.clone();
@@ -270,9 +296,64 @@ impl RunContext {
             self.join(&joined, enters);
             discard(joined);
         }
+        if let Some(journey) = journey {
+            self.arrive(*journey);
+        }
         discard(metadata);
         discard(forgotten);
         merged.map(discard_all)
+    }
+
+    /// Adds the journey of a message: the oldest one continues.
+    fn arrive(&self, journey: Journey) {
+        let arrived = journey.arrive(Spans::begin());
+        let other = self.change_data(|data| match &data.journey {
+            Some(first) if !arrived.is_older(first) => Some(arrived),
+            _ => data.journey.replace(arrived),
+        });
+        other.map(Arrived::merge);
+        self.time_work();
+    }
+
+    /// Samples the messages of a source's run that begins.
+    pub(super) fn begin_sampled(&self, number: u64) {
+        self.change_data(|data| data.sampled = Some((number, Spans::begin())));
+        self.time_work();
+    }
+
+    /// Times the operator's work for the journey of the run, if there is one.
+    pub(super) fn time_work(&self) {
+        let Some((work, stream)) = self.observed().and_then(|observed| observed.work.as_ref()).zip(self.timed_stream())
+        else {
+            return;
+        };
+        let spans = {
+            let data = lock(&self.data);
+            let sampled = data.sampled.as_ref().map(|(_, work)| work);
+            data.journey.as_ref().map(Arrived::work).or(sampled).cloned()
+        };
+        if let Some(spans) = spans
+            && work.add(stream, &spans)
+        {
+            lock(&self.data).is_timing = true;
+        }
+    }
+
+    fn timed_stream(&self) -> Option<&Stream> {
+        self.observed.as_ref()?.work.as_ref()?.stream()
+    }
+
+    /// The device work of the run's journey.
+    pub(crate) fn journey_work(&self) -> Option<OpenSpans> {
+        if !self.any() {
+            return None;
+        }
+        lock(&self.data).journey.as_ref().map(|journey| journey.work().clone())
+    }
+
+    /// Begins the journey of a message that is sent from outside in the operator's place, if it is sampled.
+    pub(crate) fn begin_external_journey(&self) -> Option<Journey> {
+        self.observed.as_ref()?.source.as_ref()?.begin_external()
     }
 
     /// Updates the spans after the run's origin was joined with that of a message.
@@ -302,11 +383,16 @@ impl RunContext {
     }
 
     fn copy(&self, reply: Option<Reply>) -> Load {
-        let data = lock(&self.data);
+        let mut data = lock(&self.data);
         let metadata = data.metadata.clone();
         let reply = reply
             .unwrap_or_else(|| Reply::merged(data.origin.clone(), data.replies.all.iter().map(|(_, reply)| reply)));
-        Load { metadata, reply }
+        let journey = self.observed.as_ref().and_then(|observed| match (&mut data.journey, &observed.source) {
+            (Some(journey), _) => journey.send(observed.operator),
+            (None, Some(source)) => data.sampled.as_ref().map(|(number, work)| source.begin(*number, work)),
+            _ => None,
+        });
+        Load { metadata, reply, journey: journey.map(Box::new) }
     }
 
     /// Takes the replies for the messages taken: one entry each, in the order of taking.
@@ -436,7 +522,8 @@ impl Replies {
 
 impl ContextData {
     fn is_empty(&self) -> bool {
-        self.metadata.is_empty() && self.replies.all.is_empty() && self.dropped.all.is_empty() && self.origin.is_none()
+        let has_messages = !self.replies.all.is_empty() || !self.dropped.all.is_empty() || self.origin.is_some();
+        self.metadata.is_empty() && !has_messages && self.journey.is_none() && self.sampled.is_none()
     }
 
     /// Adds the origin of a message. The origin of the run is that of the first message; an origin that is new to the
@@ -503,7 +590,7 @@ mod tests {
     #[test]
     fn the_reply_of_a_message_taken_before_the_run_is_not_used_as_an_index() {
         let context = RunContext::new("operator".into(), MergePolicy::Update, OperatorTask::alone());
-        let load = Load { metadata: Metadata::default(), reply: Reply::to(Arc::new(Waits), None) };
+        let load = Load { reply: Reply::to(Arc::new(Waits), None), ..Load::default() };
         context.receive(Some(Box::new(Header { load: Some(load), ..Header::default() }))).unwrap();
         context.begin();
         assert!(context.take_replies().is_empty());

@@ -30,6 +30,10 @@ pub(crate) struct OperatorStats {
 /// The settings with which an operator was added.
 pub(crate) struct OperatorSettings {
     pub(crate) name: Arc<str>,
+    /// Its number in the flow.
+    pub(crate) number: usize,
+    /// No message reaches it: its own begin paths.
+    pub(crate) begins_paths: bool,
     pub(crate) device: Device,
     pub(crate) streams: OwnStreams,
     pub(crate) allocator: Option<Allocator>,
@@ -67,6 +71,6 @@ pub(crate) type Spawn = fn(&str, BoxFuture<'static, ()>);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StreamSettings {
     pub(crate) mode: CompletionMode,
-    /// The operators' runs are timed on the device.
+    /// The report has the device time of the operators' runs.
     pub(crate) timed: bool,
 }

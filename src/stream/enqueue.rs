@@ -8,11 +8,12 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{
-    DeviceTime, Stream, Ticket,
+    Stream, Ticket,
     backlog::QueueSlot,
     capture,
     meter::Meter,
     order::{Launched, Order},
+    spans::{OpenSpans, SpanOwner},
 };
 use crate::{
     device::{
@@ -251,11 +252,19 @@ impl Stream {
         Ticket::new(self.clone(), number)
     }
 
-    /// Begins an operator's run: work enqueued from now on is timed.
-    pub(crate) fn begin_run(&self) {
+    /// Begins a run: its work is timed.
+    pub(crate) fn begin_run(&self, owner: SpanOwner) {
         let _later = Deferred::new();
         let mut order = lock(&self.0.order);
-        order.meter.get_or_insert_with(|| Meter::new(&self.0.backend)).begin_run();
+        let meter = order.meter.get_or_insert_with(|| Meter::new(&self.0.backend, self.0.device.name()));
+        let before = meter.begin_run(owner);
+        drop(order);
+        drop(before);
+    }
+
+    /// Has the spans of the current run also go to `spans`. False if no run is timed.
+    pub(crate) fn add_spans(&self, spans: &OpenSpans) -> bool {
+        lock(&self.0.order).meter.as_mut().is_some_and(|meter| meter.add_spans(spans))
     }
 
     /// Called before work is enqueued that does not go through [`enqueue`](Self::enqueue).
@@ -269,17 +278,15 @@ impl Stream {
     pub(crate) fn end_run(&self) {
         let _later = Deferred::new();
         let mut order = lock(&self.0.order);
-        if order.meter.as_mut().is_some_and(|meter| meter.end_run(self.0.raw)) {
+        let Some(meter) = &mut order.meter else { return };
+        let (recorded, owner) = meter.end_run(self.0.raw);
+        if recorded {
             // A waiter for the stream's last work also waits for its timing event.
             order.issued += 1;
             self.0.issued.store(order.issued, Ordering::Release);
         }
-    }
-
-    /// Takes the device time of the runs so far. Never blocks: runs that are not done count as missed.
-    pub(crate) fn device_time(&self) -> Option<DeviceTime> {
-        let meter = lock(&self.0.order).meter.take();
-        meter.map(|mut meter| meter.sums())
+        drop(order);
+        drop(owner);
     }
 }
 

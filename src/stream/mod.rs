@@ -27,6 +27,7 @@
 #[allow(clippy::module_inception, reason = "the folder's main type")]
 mod stream;
 
+mod axis;
 mod backlog;
 pub(crate) mod capture;
 mod completed;
@@ -42,6 +43,7 @@ mod meter;
 mod monitor;
 mod order;
 mod pool;
+mod spans;
 mod streams;
 mod taint;
 mod wait_strategy;
@@ -52,10 +54,11 @@ pub use device_wait::Point;
 pub(crate) use driver_stream::DriverStream;
 pub(crate) use enqueue::EnqueuePermit;
 pub use event::{Event, Timer};
-pub use meter::DeviceTime;
 pub(crate) use monitor::WakeAlarm;
 pub(crate) use order::Launched;
 pub use pool::{PooledStream, StreamPool, StreamPoolBuilder};
+pub use spans::DeviceTime;
+pub(crate) use spans::{DeviceTimes, OpenSpans, PassedSpan, SpanKind, SpanOwner, SpanReader, Spans};
 pub use stream::{Stream, Ticket};
 pub(crate) use streams::Streams;
 pub use wait_strategy::CompletionMode;

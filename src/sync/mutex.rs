@@ -18,6 +18,8 @@ use std::{
 pub(crate) enum Level {
     /// `observe`: the observed flows; the records of a run, while it is sampled.
     Records,
+    /// `observe`: the paths of a run, while they are collected.
+    Paths,
     /// `device`: the CUDA devices that were opened. Held while one is opened.
     Devices,
     /// `device/cuda`: the open devices, by their ordinals.
@@ -58,6 +60,8 @@ pub(crate) enum Level {
     CaptureStreams,
     /// `stream/order`: tickets and enqueues.
     StreamOrder,
+    /// `stream/spans`: the timed work of a flow, while it is read.
+    SpanReader,
     /// `stream/backlog`: a stream's pending work, while the device is queried.
     Backlog,
     /// `device/recorder`: the recorder of a graph that becomes a node of another one.

@@ -551,7 +551,7 @@ impl<M: Message> TestInput<'_, M> {
             return Err(Error::new(ErrorKind::Closed, text));
         }
         let metadata = std::mem::take(&mut self.metadata);
-        self.queue()?.send(message, Load { metadata, reply })
+        self.queue()?.send(message, Load { metadata, reply, journey: None })
     }
 
     /// Ends the input: after the messages that were sent, no more will come.

@@ -113,7 +113,7 @@ impl<M: Message> Operator for TestSource<M> {
     type Ports = SourcePorts<M>;
 
     async fn compute(&mut self, ports: &mut SourcePorts<M>, cx: &mut Cx) -> Result<()> {
-        let Some((mut message, Load { metadata, reply })) = self.queue.take() else { return Ok(()) };
+        let Some((mut message, Load { metadata, reply, .. })) = self.queue.take() else { return Ok(()) };
         let stream = if M::CARRIES_ENVELOPES && !self.device.is_host() { Some(cx.stream()?.clone()) } else { None };
         relocate(&mut message, Relocated::Others, &self.device, stream.as_ref()).await?;
         cx.replace_metadata(metadata);

@@ -58,6 +58,8 @@ use self::{
     race_state::{RaceState, Region, Side, StreamKey, Touch, Touches, race_state},
     shadow::AccessKind,
 };
+use tokio::time::Instant;
+
 use super::{
     backend::{
         Address, Arg, Backend, Endpoint, ExternalNodes, ExternalWork, GraphCondition, HostCallback, HostFunction,
@@ -362,6 +364,10 @@ impl Backend for CheckedBackend {
 
     fn event_elapsed(&self, from: RawEvent, to: RawEvent) -> Result<Duration> {
         self.inner.event_elapsed(from, to)
+    }
+
+    fn event_instant(&self, event: RawEvent) -> Option<Result<Instant>> {
+        self.inner.event_instant(event)
     }
 
     fn stream_wait(&self, stream: RawStream, event: RawEvent) -> Result<()> {

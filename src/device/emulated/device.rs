@@ -6,8 +6,10 @@
 
 use std::{ptr::NonNull, sync::Arc, thread::JoinHandle, time::Duration};
 
+use tokio::time::Instant;
+
 use super::{
-    Emulated,
+    Emulated, WorkTimes,
     faults::FaultPlan,
     fresh_id,
     graph::EmulatedGraphs,
@@ -44,6 +46,7 @@ pub(super) struct EmulatedDevice {
     pub(super) engine: Arc<Engine>,
     pub(super) memory: Arc<EmulatedMemory>,
     pub(super) fault_plan: Arc<FaultPlan>,
+    pub(super) times: WorkTimes,
     /// See [`graph`](super::graph).
     pub(super) graphs: Mutex<EmulatedGraphs>,
     workers: Vec<JoinHandle<()>>,
@@ -88,6 +91,7 @@ impl EmulatedDevice {
             queue_limit: config.queue_depth.filter(|_| !workers.is_empty()).map(QueueLimit::new),
             workers,
             skipped,
+            times: config.times,
         })
     }
 
@@ -111,6 +115,11 @@ impl EmulatedDevice {
             work.take().map_or(Ok(()), |work| machine.enqueue(self.id, stream, work))
         });
         refused.map_err(|error| self.at_device(error))
+    }
+
+    /// Has the stream's next work begin so much later, which is how long that work takes.
+    pub(super) fn pass_time(&self, stream: RawStream, time: Duration) -> Result<()> {
+        if time.is_zero() { Ok(()) } else { self.enqueue(stream, Work::Pause(time)) }
     }
 
     /// Waits, like a driver, until the stream's queue has room for one more entry.
@@ -283,6 +292,11 @@ impl Backend for EmulatedDevice {
         self.engine.with(|machine| machine.elapsed(self.id, from.0, to.0)).map_err(|error| self.at_device(error))
     }
 
+    fn event_instant(&self, event: RawEvent) -> Option<Result<Instant>> {
+        let reached = self.engine.with(|machine| machine.reached(self.id, event.0));
+        Some(reached.map(|at| self.engine.instant(at)).map_err(|error| self.at_device(error)))
+    }
+
     fn stream_wait(&self, stream: RawStream, event: RawEvent) -> Result<()> {
         let stream = self.stream(stream);
         self.engine.with(|machine| machine.wait(self.id, stream, event.0)).map_err(|error| self.at_device(error))
@@ -293,6 +307,7 @@ impl Backend for EmulatedDevice {
         check_copy(bytes).map_err(|error| self.at_device(error))?;
         self.wait_for_room(stream);
         let planned = self.fault_plan.next_copy_fails();
+        self.pass_time(stream, self.times.copy)?;
         self.enqueue(stream, Work::Copy { to, from, bytes, planned })
     }
 
@@ -312,6 +327,7 @@ impl Backend for EmulatedDevice {
         check_launch(launch).map_err(|error| self.at_device(error.at(format!("kernel `{}`", launch.kernel.name))))?;
         self.wait_for_room(stream);
         let planned = self.fault_plan.next_kernel_fails(launch.kernel.name);
+        self.pass_time(stream, self.times.of_kernel(launch.kernel.name))?;
         self.enqueue(stream, Work::Kernel { kernel: launch.kernel, args: own_args(launch.args), planned })
     }
 
@@ -321,6 +337,7 @@ impl Backend for EmulatedDevice {
         let body = emulated.ok_or_else(|| self.at_device(no_emulation()))?;
         self.wait_for_room(stream);
         let planned = self.fault_plan.next_kernel_fails(name);
+        self.pass_time(stream, self.times.of_kernel(name))?;
         self.enqueue(stream, Work::External { name, args: own_args(args), body, planned })
     }
 

@@ -37,9 +37,12 @@ mod order;
 #[cfg(test)]
 mod tests;
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
 pub use faults::Faults;
@@ -64,13 +67,35 @@ pub struct Emulated {
     faults: Faults,
     name: Option<String>,
     queue_depth: Option<u64>,
+    times: WorkTimes,
+}
+
+/// How long work takes.
+#[derive(Clone, Debug, Default)]
+struct WorkTimes {
+    kernels: Vec<(String, Duration)>,
+    copy: Duration,
+    graph: Duration,
+}
+
+impl WorkTimes {
+    fn of_kernel(&self, name: &str) -> Duration {
+        self.kernels.iter().find(|(known, _)| known == name).map_or(Duration::ZERO, |(_, time)| *time)
+    }
 }
 
 impl Emulated {
     /// 64 MiB of memory, a worker for each core up to four, no faults.
     pub fn new() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-        Self { memory: 64 << 20, workers: cores.min(4), faults: Faults::new(), name: None, queue_depth: None }
+        Self {
+            memory: 64 << 20,
+            workers: cores.min(4),
+            faults: Faults::new(),
+            name: None,
+            queue_depth: None,
+            times: WorkTimes::default(),
+        }
     }
 
     /// Sets the device's memory in bytes, the limit for the sum of all live allocations.
@@ -104,6 +129,31 @@ impl Emulated {
     #[must_use]
     pub fn queue_depth(mut self, pieces: u64) -> Self {
         self.queue_depth = Some(pieces.max(16));
+        self
+    }
+
+    /// Sets how long each launch of the kernel `name` takes, besides the time of its Rust body: in a
+    /// [simulation](super::Simulation) in virtual time, otherwise a worker thread sleeps. By default nothing is added. A
+    /// call that waits for work in a simulation, such as [`Stream::synchronize`](crate::Stream::synchronize), skips it.
+    #[must_use]
+    pub fn kernel_time(mut self, name: impl Into<String>, time: Duration) -> Self {
+        let name = name.into();
+        self.times.kernels.retain(|(known, _)| *known != name);
+        self.times.kernels.push((name, time));
+        self
+    }
+
+    /// Like [`kernel_time`](Self::kernel_time), for each copy.
+    #[must_use]
+    pub fn copy_time(mut self, time: Duration) -> Self {
+        self.times.copy = time;
+        self
+    }
+
+    /// Like [`kernel_time`](Self::kernel_time), for each launch of a graph.
+    #[must_use]
+    pub fn graph_time(mut self, time: Duration) -> Self {
+        self.times.graph = time;
         self
     }
 

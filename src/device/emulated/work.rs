@@ -8,6 +8,7 @@ use std::{
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
+    time::Duration,
 };
 
 use smallvec::SmallVec;
@@ -64,17 +65,19 @@ pub(super) enum Work {
     Graph(Box<Sequence>),
     /// A host function that a planned fault skips.
     SkippedHost,
+    /// The time that the next work takes. A simulation lets it pass.
+    Pause(Duration),
 }
 
 impl Work {
     /// True if the work would occupy an entry in a driver's queue. A driver has no call that [recycles](Self::Recycle).
     pub(super) fn occupies_queue(&self) -> bool {
-        !matches!(self, Self::Host(_) | Self::Recycle { .. } | Self::SkippedHost)
+        !matches!(self, Self::Host(_) | Self::Recycle { .. } | Self::SkippedHost | Self::Pause(_))
     }
 
     /// True if the work accesses memory that the device owns. A host function accesses only memory of its closure.
     pub(super) fn touches_memory(&self) -> bool {
-        !matches!(self, Self::Host(_) | Self::SkippedHost)
+        !matches!(self, Self::Host(_) | Self::SkippedHost | Self::Pause(_))
     }
 }
 
@@ -106,6 +109,7 @@ pub(super) enum Description {
     External(&'static str),
     Free,
     Host,
+    Pause(Duration),
     Graph { steps: usize },
 }
 
@@ -122,6 +126,7 @@ impl fmt::Display for Description {
             Self::External(name) => write!(f, "external work `{name}`"),
             Self::Free => f.write_str("free"),
             Self::Host => f.write_str("host function"),
+            Self::Pause(time) => write!(f, "pause of {time:?}"),
             Self::Graph { steps } => write!(f, "graph of {}", human::count(*steps, "step")),
         }
     }
@@ -138,6 +143,7 @@ impl Work {
             Work::External { name, .. } => Description::External(name),
             Work::Free { .. } => Description::Free,
             Work::Host(_) | Work::SkippedHost => Description::Host,
+            Work::Pause(time) => Description::Pause(*time),
             Work::Graph(sequence) => Description::Graph { steps: sequence.len() },
         }
     }
@@ -172,6 +178,10 @@ impl Work {
             }
             // SAFETY: guaranteed by the caller.
             Work::Graph(sequence) => unsafe { sequence.run(is_alive) },
+            Work::Pause(time) => {
+                std::thread::sleep(time);
+                Ok(())
+            }
             Work::SkippedHost => Ok(()),
         }
     }

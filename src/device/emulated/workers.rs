@@ -91,6 +91,12 @@ impl Engine {
         Self::new(Some(simulation))
     }
 
+    /// The time on tokio's clock of a time of the machine.
+    pub(super) fn instant(&self, at: Duration) -> tokio::time::Instant {
+        let simulation = self.simulation.as_ref().and_then(Weak::upgrade);
+        simulation.map_or_else(|| tokio::time::Instant::from_std(*STARTED), |simulation| simulation.started()) + at
+    }
+
     /// Changes the machine, and then wakes the threads that the change concerns.
     pub(super) fn with<R>(&self, change: impl FnOnce(&mut Machine<Work>) -> R) -> R {
         let mut state = lock(&self.state);
@@ -224,6 +230,17 @@ impl Engine {
                     state = lock(&self.state);
                     continue;
                 }
+                // No time passes during the call.
+                let pauses = simulation.upgrade().map(|simulation| (simulation.take_pauses(), simulation));
+                if let Some((pauses, simulation)) = pauses
+                    && !pauses.is_empty()
+                {
+                    drop(state);
+                    drop(simulation);
+                    pauses.into_iter().for_each(|stream| self.finish(stream));
+                    state = lock(&self.state);
+                    continue;
+                }
                 if !state.machine.is_running() || DeviceThread::is_current() {
                     let name = state.machine.stream_name(stream).cloned();
                     drop(state);
@@ -258,6 +275,20 @@ impl Engine {
         drop(state);
     }
 
+    /// Ends a pause of a stream.
+    pub(super) fn finish(&self, stream: StreamId) {
+        let mut state = lock(&self.state);
+        state.machine.finish(stream);
+        let notifies = state.notify_workers(None);
+        if state.waiting_calls > 0 {
+            self.passed.notify_all();
+        }
+        drop(state);
+        if notifies {
+            self.notify_simulation();
+        }
+    }
+
     fn work_loop(&self, device: DeviceId, work_available: &Condvar) {
         let _device = DeviceThread::enter();
         let mut state = lock(&self.state);
@@ -283,6 +314,13 @@ impl Engine {
     ) -> MutexGuard<'a, EngineState> {
         let Some(begun) = state.machine.start(stream, now) else { return state };
         note(&state, &begun);
+        if let (StartedEntry::Work(Work::Pause(time)), Some(simulation)) = (&begun, &self.simulation) {
+            let (time, simulation) = (*time, simulation.upgrade());
+            drop(state);
+            // It finishes later. The end of a simulation fails its devices.
+            simulation.into_iter().for_each(|simulation| simulation.pause(stream, time));
+            return lock(&self.state);
+        }
         // A simulation's thread counts as the device's thread while the entry runs.
         let _device = DeviceThread::enter();
         let device = state.machine.device_of(stream);

@@ -26,6 +26,7 @@ use crate::{
     operator::{
         AllPorts, Blank, Flushed, SectionContext,
         control::Control,
+        observed_runs::TimedRounds,
         operator_task::OperatorTask,
         poll_in_context::poll_in_context,
         run_loop::{
@@ -33,7 +34,7 @@ use crate::{
             next_run::{Runnable, next_run},
         },
     },
-    stream::{CompletionMode, PooledStream, Stream, StreamPool, Ticket},
+    stream::{CompletionMode, DeviceTimes, PooledStream, Stream, StreamPool, Ticket},
     sync::{Mutex, lock, logged},
 };
 
@@ -52,6 +53,8 @@ pub(in crate::flow) struct SectionStats {
     replayed: AtomicU64,
     streamed: AtomicU64,
     captured: AtomicU64,
+    /// The device time of its replays.
+    pub(in crate::flow) work: Arc<DeviceTimes>,
     /// The ticket of its last replay.
     last: Mutex<Option<Ticket>>,
 }
@@ -84,7 +87,7 @@ pub(in crate::flow) async fn task(
     sender: mpsc::UnboundedSender<Ended>,
 ) {
     let (name, device) = (start.plan.name.clone(), start.plan.device.clone());
-    let mut running = SectionRun::new(start, members, &node);
+    let mut running = SectionRun::new(start, members, &node, &control);
     let outcome = caught(poll_in_context(&node, &device, running.run())).await;
     // Before the ports are closed, so that an operator that loses a message because of that finds the reason.
     if let Err(error) = &outcome {
@@ -126,12 +129,16 @@ struct SectionRun {
     /// The stream of the replays. Dropped after the graphs.
     stream: Option<PooledStream>,
     has_reported_rows: bool,
+    /// Set if device work is timed.
+    work: Option<TimedRounds>,
 }
 
 impl SectionRun {
-    fn new(start: SectionSetup, members: Vec<FlowOperator>, node: &Arc<OperatorTask>) -> Self {
+    fn new(start: SectionSetup, members: Vec<FlowOperator>, node: &Arc<OperatorTask>, control: &Control) -> Self {
         let SectionSetup { plan, interior, mode, stats } = start;
         let table = GraphTable::new(plan.buckets.as_deref(), plan.row_bytes.clone(), plan.most);
+        let work = control.watched().and_then(|watched| watched.work.as_ref()).zip(members.first());
+        let work = work.map(|(work, first)| TimedRounds::new(work, &stats.work, first.index));
         // The section's operators log their own warnings when they block.
         let run_loop = RunLoop::new(&plan.name, node, Vec::new(), true);
         Self {
@@ -145,6 +152,7 @@ impl SectionRun {
             passing: Vec::new(),
             stream: None,
             has_reported_rows: false,
+            work,
         }
     }
 
@@ -341,7 +349,7 @@ impl SectionRun {
         rows: Option<usize>,
         stream: &Stream,
     ) -> Result<()> {
-        let Self { plan, members, table, stats, passing, .. } = self;
+        let Self { plan, members, table, stats, passing, work, .. } = self;
         let replay = table.get(graph).ok_or_else(|| Error::internal("the section has no graph of that number"))?;
         let mut blanks: SmallVec<[Option<RawEnvelope>; 2]> = SmallVec::new();
         for (output, edge) in replay.outputs.iter().zip(&plan.outputs) {
@@ -358,7 +366,16 @@ impl SectionRun {
                 Blank::AllInUse => return Err(gone()),
             }));
         }
-        replay.enqueue(stream, &mut messages, &mut blanks, rows)?;
+        let timed = work
+            .as_mut()
+            .and_then(|work| work.next(passing.iter().filter_map(|passing| passing.context.journey_work()).collect()));
+        let is_timed = timed.is_some();
+        timed.into_iter().for_each(|owner| stream.begin_run(owner));
+        let launched = replay.enqueue(stream, &mut messages, &mut blanks, rows);
+        if is_timed {
+            stream.end_run();
+        }
+        launched?;
         for ((output, edge), blank) in replay.outputs.iter().zip(&plan.outputs).zip(blanks) {
             let envelope = match output.from {
                 OutputSource::Input(input) => messages[input].take(),

@@ -90,7 +90,13 @@ impl<M: Message> HubCore<M> {
         let moved =
             parcels.iter_mut().map_while(|parcel| self.add(parcel, arrivals, &mut joined).then_some(())).count();
         let (moving, _) = parcels.split_at_mut(moved);
-        let outcome = match joined.copy(copies) {
+        let timed = moving.iter_mut().find_map(|parcel| self.begin_copies(parcel));
+        if let Some(timed) = &timed {
+            moving.iter_mut().filter_map(Parcel::journey).for_each(|journey| journey.share_copies(timed));
+        }
+        let copied = joined.copy(copies);
+        self.end_copies(timed);
+        let outcome = match copied {
             Ok(()) => {
                 joined.finish(moving);
                 moving.iter_mut().for_each(|parcel| self.note_time(parcel, Since::Arrived));

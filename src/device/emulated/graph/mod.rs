@@ -415,6 +415,7 @@ impl EmulatedDevice {
             ));
         }
         // The exec shares the snapshot, so no user's value is dropped here.
+        self.pass_time(stream, self.times.graph)?;
         let mut work = Some(Work::Graph(Box::new(Sequence::new(&exec.snapshot, &self.fault_plan, exec.order_seed))));
         let (stream, last, events) = (self.stream(stream), exec.last, &exec.snapshot.events);
         let launched = self.engine.with(|machine| machine.launch(self.id, stream, last, events, &mut work))?;

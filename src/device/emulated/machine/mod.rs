@@ -393,22 +393,23 @@ impl<W> Machine<W> {
     }
 
     pub(super) fn elapsed(&self, device: DeviceId, from: EventId, to: EventId) -> Result<Duration> {
-        self.check_alive(device)?;
-        let time = |event: EventId| {
-            let found = self.events.get(&event).ok_or_else(|| unknown("event", event))?;
-            match found.mark {
-                _ if !found.timed => {
-                    Err(Error::new(ErrorKind::Driver, "the event was created without timing, so it has no time"))
-                }
-                Some((point, Some(time))) if self.is_passed(point) => Ok(time),
-                _ => Err(Error::new(
-                    ErrorKind::Driver,
-                    "the time between two events is not known until the device has reached both",
-                )),
-            }
-        };
-        let (from, to) = (time(from)?, time(to)?);
+        let (from, to) = (self.reached(device, from)?, self.reached(device, to)?);
         Ok(to.saturating_sub(from))
+    }
+
+    /// When an event was reached, on the clock of the machine's engine.
+    pub(super) fn reached(&self, device: DeviceId, event: EventId) -> Result<Duration> {
+        self.check_alive(device)?;
+        let found = self.events.get(&event).ok_or_else(|| unknown("event", event))?;
+        match found.mark {
+            _ if !found.timed => {
+                Err(Error::new(ErrorKind::Driver, "the event was created without timing, so it has no time"))
+            }
+            Some((point, Some(time))) if self.is_passed(point) => Ok(time),
+            _ => {
+                Err(Error::new(ErrorKind::Driver, "the time of an event is not known until the device has reached it"))
+            }
+        }
     }
 
     pub(super) fn stream_name(&self, stream: StreamId) -> Option<&Arc<str>> {

@@ -98,6 +98,8 @@ struct State {
     tasks: BTreeMap<TaskId, TaskEntry>,
     ready: BTreeSet<TaskId>,
     ticks: Vec<Tick>,
+    /// The streams in which time passes.
+    pauses: BTreeSet<StreamId>,
     next_task: TaskId,
     devices: u64,
     /// True from the first poll of a run to its end.
@@ -140,6 +142,7 @@ impl Simulation {
             tasks: BTreeMap::new(),
             ready: BTreeSet::new(),
             ticks: Vec::new(),
+            pauses: BTreeSet::new(),
             next_task: ROOT + 1,
             devices: 0,
             running: false,
@@ -343,6 +346,26 @@ impl SimulationCore {
         Some(if id == ROOT { SimulationStep::Root } else { SimulationStep::Task(id) })
     }
 
+    /// Lets time pass in a stream whose entry has begun.
+    pub(super) fn pause(self: Arc<Self>, stream: StreamId, time: Duration) {
+        lock(&self.state).pauses.insert(stream);
+        let core = Arc::downgrade(&self);
+        let end = move || {
+            if let Some(core) = core.upgrade()
+                && lock(&core.state).pauses.remove(&stream)
+            {
+                core.engine.finish(stream);
+            }
+            false
+        };
+        SimulationHandle { core: self }.on_idle_every(time, Box::new(end));
+    }
+
+    /// The streams in which time passes, for a call that ends their pauses.
+    pub(super) fn take_pauses(&self) -> BTreeSet<StreamId> {
+        std::mem::take(&mut lock(&self.state).pauses)
+    }
+
     fn step_stream(&self, stream: StreamId) {
         self.engine.step_one(stream, || self.now(), |line| self.log_step(line));
     }
@@ -437,6 +460,11 @@ impl SimulationCore {
     /// A random number from the seed, for a caller that chooses an order itself.
     pub(super) fn random_seed(&self) -> u64 {
         lock(&self.state).random.random()
+    }
+
+    /// When its time began.
+    pub(super) fn started(&self) -> Instant {
+        *self.started.get_or_init(clock::now)
     }
 
     fn log_step(&self, log_line: LogLine) {

@@ -1,0 +1,163 @@
+//! [`Watched`]: what observers want to know of a flow's runs besides its state; [`ObservedRuns`]: of one operator's.
+
+use std::{fmt, sync::Arc};
+
+use smallvec::SmallVec;
+
+use super::operator_streams::OperatorStreams;
+use crate::{
+    hub::journey::{JourneyLog, PathSource},
+    stream::{DeviceTimes, OpenSpans, SpanKind, SpanOwner, SpanReader, Stream},
+};
+
+/// What is recorded of one run of a flow.
+#[derive(Debug, Default)]
+pub(crate) struct Watched {
+    pub(crate) paths: Option<WatchedPaths>,
+    pub(crate) work: Option<WatchedWork>,
+}
+
+/// One message in `every` of each source has a journey.
+#[derive(Clone, Debug)]
+pub(crate) struct WatchedPaths {
+    pub(crate) log: Arc<JourneyLog>,
+    pub(crate) every: u32,
+}
+
+/// The device work of one run in `every`, and of each run that a journey goes through, is timed.
+#[derive(Debug)]
+pub(crate) struct WatchedWork {
+    pub(crate) reader: Arc<SpanReader>,
+    pub(crate) every: u32,
+    /// By operator.
+    pub(crate) times: Vec<Arc<DeviceTimes>>,
+}
+
+impl Watched {
+    /// What a flow records whose report has device times.
+    pub(crate) fn add_report(&mut self, operators: usize) {
+        let work = self.work.get_or_insert_with(|| WatchedWork::new(SpanReader::new(), 1, operators));
+        work.every = 1;
+    }
+
+    /// What is recorded of one operator. `samples`: its messages begin paths.
+    pub(crate) fn of_operator(
+        &self,
+        operator: usize,
+        samples: bool,
+        streams: Option<&Arc<OperatorStreams>>,
+    ) -> Option<ObservedRuns> {
+        let source = self.paths.as_ref().filter(|_| samples);
+        let source = source.map(|WatchedPaths { log, every }| PathSource::new(log, operator, *every));
+        let work = self.work.as_ref().zip(streams).and_then(|(work, streams)| {
+            let WatchedWork { reader, every, times } = work;
+            Some(TimedRuns {
+                reader: reader.clone(),
+                times: times.get(operator)?.clone(),
+                operator,
+                every: *every,
+                streams: streams.clone(),
+            })
+        });
+        (self.paths.is_some() || work.is_some()).then_some(ObservedRuns { operator, source, work })
+    }
+}
+
+impl WatchedWork {
+    pub(crate) fn new(reader: Arc<SpanReader>, every: u32, operators: usize) -> Self {
+        let times = (0..operators).map(|_| Arc::new(DeviceTimes::default())).collect();
+        Self { reader, every: every.max(1), times }
+    }
+}
+
+/// What is recorded of one operator's runs.
+#[derive(Debug)]
+pub(crate) struct ObservedRuns {
+    pub(crate) operator: usize,
+    /// Set if its messages begin paths.
+    pub(crate) source: Option<PathSource>,
+    /// Set if its device work is timed.
+    pub(crate) work: Option<TimedRuns>,
+}
+
+/// Times the work on an operator's own stream.
+pub(crate) struct TimedRuns {
+    reader: Arc<SpanReader>,
+    times: Arc<DeviceTimes>,
+    operator: usize,
+    pub(crate) every: u32,
+    streams: Arc<OperatorStreams>,
+}
+
+impl TimedRuns {
+    /// The operator's own stream, if it has one.
+    pub(crate) fn stream(&self) -> Option<&Stream> {
+        self.streams.own()
+    }
+
+    /// Begins to time a run.
+    pub(crate) fn begin(&self, stream: &Stream, spans: Option<OpenSpans>) {
+        let run = self.times.begin();
+        let spans: SmallVec<[OpenSpans; 1]> = spans.into_iter().collect();
+        let (reader, times) = (self.reader.clone(), self.times.clone());
+        stream.begin_run(SpanOwner { reader, kind: SpanKind::Run, operator: self.operator, run, times, spans });
+    }
+
+    /// Has the spans of the current run go to `spans`. True if a run begins to be timed for it.
+    pub(crate) fn add(&self, stream: &Stream, spans: &OpenSpans) -> bool {
+        if stream.add_spans(spans) {
+            return false;
+        }
+        self.begin(stream, Some(spans.clone()));
+        true
+    }
+
+    /// Reads what was timed, after the operator's last run.
+    pub(crate) fn settle(&self) {
+        self.reader.settle(&self.times);
+    }
+
+    pub(crate) fn times(&self) -> &Arc<DeviceTimes> {
+        &self.times
+    }
+}
+
+/// Times the rounds of a section that are replayed.
+#[derive(Debug)]
+pub(crate) struct TimedRounds {
+    reader: Arc<SpanReader>,
+    times: Arc<DeviceTimes>,
+    /// The section's first operator.
+    operator: usize,
+    every: u32,
+    untimed_left: u32,
+    round: u64,
+}
+
+impl TimedRounds {
+    pub(crate) fn new(work: &WatchedWork, times: &Arc<DeviceTimes>, operator: usize) -> Self {
+        let (reader, times) = (work.reader.clone(), times.clone());
+        Self { reader, times, operator, every: work.every, untimed_left: 0, round: 0 }
+    }
+
+    /// The owner of the next round's work, if that is timed: for its journeys, or since its turn has come.
+    pub(crate) fn next(&mut self, spans: SmallVec<[OpenSpans; 1]>) -> Option<SpanOwner> {
+        self.round += 1;
+        let is_due = self.untimed_left == 0;
+        self.untimed_left = if is_due { self.every - 1 } else { self.untimed_left - 1 };
+        if !is_due && spans.is_empty() {
+            return None;
+        }
+        let (reader, times) = (self.reader.clone(), self.times.clone());
+        Some(SpanOwner { reader, kind: SpanKind::Run, operator: self.operator, run: self.round, times, spans })
+    }
+}
+
+impl fmt::Debug for TimedRuns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TimedRuns")
+            .field("operator", &self.operator)
+            .field("every", &self.every)
+            .finish_non_exhaustive()
+    }
+}

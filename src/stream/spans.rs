@@ -1,0 +1,411 @@
+//! [`Spans`]: the device work of one run or of one copy, as stretches of the host's time; [`SpanReader`], which reads
+//! them back once the device has passed them.
+//!
+//! ```text
+//!   a stream's Meter ──[event, event]──> SpanReader ──read()──┬──> DeviceTimes   of an operator: sums for its report
+//!      while work is enqueued             later, on another   └──> Spans         of a run that a sampled message is in
+//!                                         thread
+//! ```
+//!
+//! The events come from a pool and return to it: once enough exist, nothing is allocated. The number of spans that wait
+//! to be read is bounded, and what exceeds it counts as missed.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use smallvec::SmallVec;
+use tokio::time::Instant;
+
+use super::axis::Axes;
+use crate::{
+    device::backend::{Backend, RawEvent},
+    sync::{Deferred, Level, Mutex, lock},
+};
+
+/// The device time spent on the runs of one operator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct DeviceTime {
+    /// The total of all measured runs.
+    pub total: Duration,
+    /// The longest measured run.
+    pub longest: Duration,
+    /// How many runs were measured: those that enqueued work into the operator's stream.
+    pub runs: u64,
+    /// Runs that were not measured, because the device was too far behind or was lost.
+    pub missed: u64,
+}
+
+impl DeviceTime {
+    /// The average device time of a run; zero if none was measured.
+    pub fn mean(&self) -> Duration {
+        if self.runs == 0 { Duration::ZERO } else { self.total.div_f64(self.runs as f64) }
+    }
+}
+
+/// The device times of one operator's runs.
+#[derive(Debug, Default)]
+pub(crate) struct DeviceTimes {
+    sums: Mutex<Sums>,
+    /// Spans that wait to be read.
+    pending: AtomicUsize,
+    /// The number of runs that were begun: also of the workers of one operator, none has the same number.
+    begun: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Sums {
+    all: DeviceTime,
+    /// The run that is being read, with its time so far.
+    reading: Option<(u64, Duration)>,
+    last_missed: Option<u64>,
+}
+
+impl DeviceTimes {
+    /// The number of a run that begins.
+    pub(crate) fn begin(&self) -> u64 {
+        self.begun.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The sums of all runs that were read.
+    pub(crate) fn sums(&self) -> DeviceTime {
+        let sums = lock(&self.sums);
+        let mut all = sums.all;
+        if let Some((_, took)) = sums.reading {
+            all.add(took);
+        }
+        all
+    }
+
+    fn add(&self, run: u64, took: Duration) {
+        let mut sums = lock(&self.sums);
+        match &mut sums.reading {
+            Some((of, so_far)) if *of == run => *so_far += took,
+            _ => {
+                if let Some((_, took)) = sums.reading.replace((run, took)) {
+                    sums.all.add(took);
+                }
+            }
+        }
+    }
+
+    /// Counts a run whose time cannot be read.
+    pub(super) fn miss(&self, run: u64) {
+        let mut sums = lock(&self.sums);
+        if sums.last_missed != Some(run) {
+            sums.last_missed = Some(run);
+            sums.all.missed += 1;
+            // Its time so far is not that of the whole run.
+            sums.reading = sums.reading.filter(|(reading, _)| *reading != run);
+        }
+    }
+}
+
+impl DeviceTime {
+    fn add(&mut self, took: Duration) {
+        self.runs += 1;
+        self.total += took;
+        self.longest = self.longest.max(took);
+    }
+}
+
+/// The kind of a span's work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SpanKind {
+    /// An operator's run, or a round of a section.
+    Run,
+    /// A hub's copies.
+    Copy,
+}
+
+/// The device work of one run or copy.
+#[derive(Debug)]
+pub(crate) struct Spans {
+    /// [`OpenSpans`] that exist.
+    open: AtomicUsize,
+    times: Mutex<SmallVec<[(Instant, Instant); 1]>>,
+}
+
+/// While it exists, spans may be added.
+#[derive(Debug)]
+pub(crate) struct OpenSpans(Arc<Spans>);
+
+impl Spans {
+    pub(crate) fn begin() -> OpenSpans {
+        OpenSpans(Arc::new(Self { open: AtomicUsize::new(1), times: Mutex::default() }))
+    }
+
+    /// True if all of them are known.
+    pub(crate) fn are_known(&self) -> bool {
+        self.open.load(Ordering::Acquire) == 0
+    }
+
+    pub(crate) fn times(&self) -> SmallVec<[(Instant, Instant); 1]> {
+        lock(&self.times).clone()
+    }
+}
+
+impl OpenSpans {
+    pub(crate) fn spans(&self) -> &Arc<Spans> {
+        &self.0
+    }
+}
+
+impl Clone for OpenSpans {
+    fn clone(&self) -> Self {
+        self.0.open.fetch_add(1, Ordering::Relaxed);
+        Self(self.0.clone())
+    }
+}
+
+impl Drop for OpenSpans {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// What the work of a span belongs to.
+#[derive(Clone, Debug)]
+pub(crate) struct SpanOwner {
+    pub(crate) reader: Arc<SpanReader>,
+    pub(crate) kind: SpanKind,
+    /// The operator's number in its flow; of a copy, that of the writer.
+    pub(crate) operator: usize,
+    pub(crate) run: u64,
+    pub(crate) times: Arc<DeviceTimes>,
+    pub(crate) spans: SmallVec<[OpenSpans; 1]>,
+}
+
+/// A span that the device may not have passed yet.
+pub(super) struct PendingSpan {
+    pub(super) owner: SpanOwner,
+    pub(super) from: TimedEvent,
+    pub(super) to: TimedEvent,
+    /// When its first work was enqueued.
+    pub(super) enqueued: Instant,
+    pub(super) stream: u64,
+}
+
+/// A span that was read.
+#[derive(Clone, Debug)]
+pub(crate) struct PassedSpan {
+    pub(crate) kind: SpanKind,
+    pub(crate) operator: usize,
+    pub(crate) run: u64,
+    /// The device's name, and the number of the stream there.
+    pub(crate) device: Arc<str>,
+    pub(crate) stream: u64,
+    pub(crate) began: Instant,
+    pub(crate) ended: Instant,
+    /// How far the times before clamping lay outside of the host's: before the enqueue, after the completion was seen.
+    pub(crate) outside: Duration,
+}
+
+/// A timed event, which returns to its pool.
+pub(super) struct TimedEvent {
+    pub(super) raw: RawEvent,
+    pub(super) pool: Arc<EventPool>,
+}
+
+/// The unused timed events of a device.
+pub(super) struct EventPool {
+    pub(super) backend: Arc<dyn Backend>,
+    pub(super) device: Arc<str>,
+    idle: Mutex<Vec<RawEvent>>,
+}
+
+impl EventPool {
+    /// Unused events that are kept.
+    const MOST: usize = 1024;
+
+    pub(super) fn new(backend: &Arc<dyn Backend>, device: &str) -> Arc<Self> {
+        Arc::new(Self { backend: backend.clone(), device: device.into(), idle: Mutex::default() })
+    }
+
+    pub(super) fn take(self: &Arc<Self>) -> crate::Result<TimedEvent> {
+        let idle = lock(&self.idle).pop();
+        let raw = idle.map_or_else(|| self.backend.event_create(true), Ok)?;
+        Ok(TimedEvent { raw, pool: self.clone() })
+    }
+}
+
+impl Drop for TimedEvent {
+    fn drop(&mut self) {
+        let mut idle = lock(&self.pool.idle);
+        if idle.len() < EventPool::MOST {
+            return idle.push(self.raw);
+        }
+        drop(idle);
+        self.pool.backend.event_destroy(self.raw);
+    }
+}
+
+impl Drop for EventPool {
+    fn drop(&mut self) {
+        let idle = std::mem::take(&mut *lock(&self.idle));
+        idle.into_iter().for_each(|event| self.backend.event_destroy(event));
+    }
+}
+
+/// Reads the spans of a flow.
+pub(crate) struct SpanReader {
+    pending: Mutex<Vec<PendingSpan>>,
+    /// Held while spans are read.
+    reading: Mutex<Axes>,
+    /// Of the hubs' copies.
+    copies: Arc<DeviceTimes>,
+    /// A thread reads now and then.
+    has_thread: AtomicBool,
+}
+
+impl SpanReader {
+    /// The maximum number of spans that wait to be read.
+    const MOST: usize = 8192;
+    /// The maximum of one operator. Their events take a few hundred bytes each.
+    const MOST_OF_ONE: usize = 128;
+    /// From this number on, without a thread that reads, an operator does so before a run.
+    const MANY_OF_ONE: usize = 64;
+
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            pending: Mutex::default(),
+            reading: Mutex::at(Level::SpanReader, Axes::default()),
+            copies: Arc::default(),
+            has_thread: AtomicBool::new(false),
+        })
+    }
+
+    /// The times of the hubs' copies.
+    pub(crate) fn copies(&self) -> &Arc<DeviceTimes> {
+        &self.copies
+    }
+
+    /// A thread calls [`read`](Self::read) from now on.
+    pub(crate) fn has_thread(&self) {
+        self.has_thread.store(true, Ordering::Relaxed);
+    }
+
+    /// Called before a run: true if there is room for its spans.
+    pub(super) fn has_room(&self, times: &DeviceTimes) -> bool {
+        let pending = || times.pending.load(Ordering::Relaxed);
+        if pending() >= Self::MANY_OF_ONE && !self.has_thread.load(Ordering::Relaxed) {
+            self.read(&mut |_| {});
+        }
+        pending() < Self::MOST_OF_ONE
+    }
+
+    pub(super) fn push(&self, span: PendingSpan) {
+        let mut pending = lock(&self.pending);
+        if pending.len() < Self::MOST {
+            span.owner.times.pending.fetch_add(1, Ordering::Relaxed);
+            return pending.push(span);
+        }
+        drop(pending);
+        span.owner.times.miss(span.owner.run);
+    }
+
+    /// Reads the spans that the devices have passed, and calls `found` with each, with a lock held.
+    pub(crate) fn read(&self, found: &mut dyn FnMut(PassedSpan)) {
+        let _later = Deferred::new();
+        let mut axes = lock(&self.reading);
+        let all = std::mem::take(&mut *lock(&self.pending));
+        if all.is_empty() {
+            return;
+        }
+        let mut open: Vec<PendingSpan> = Vec::new();
+        // Where one is not passed, the later ones of its stream are not either.
+        let mut busy = SmallVec::<[(*const EventPool, u64); 8]>::new();
+        for span in all {
+            let stream = (Arc::as_ptr(&span.from.pool), span.stream);
+            if busy.contains(&stream) {
+                open.push(span);
+                continue;
+            }
+            match span.pool().backend.event_query(span.to.raw) {
+                Ok(true) => match span.read(&mut axes) {
+                    Some(passed) => found(passed),
+                    None => span.miss(),
+                },
+                Ok(false) => {
+                    busy.push(stream);
+                    open.push(span);
+                }
+                Err(_) => span.miss(),
+            }
+        }
+        let mut pending = lock(&self.pending);
+        let newer = std::mem::replace(&mut *pending, open);
+        pending.extend(newer);
+    }
+
+    /// Keeps the axes of the devices exact. For a thread that reads now and then.
+    pub(crate) fn adjust(&self) {
+        let _later = Deferred::new();
+        lock(&self.reading).adjust();
+    }
+
+    /// Counts what is not read yet as missed: there will be no later read.
+    pub(crate) fn close(&self) {
+        self.read(&mut |_| {});
+        let left = std::mem::take(&mut *lock(&self.pending));
+        left.into_iter().for_each(PendingSpan::miss);
+    }
+
+    /// Reads the spans of an operator that has stopped, and counts those that are not passed as missed.
+    pub(crate) fn settle(&self, times: &Arc<DeviceTimes>) {
+        self.read(&mut |_| {});
+        let is_its = |span: &mut PendingSpan| Arc::ptr_eq(&span.owner.times, times);
+        let left: Vec<_> = lock(&self.pending).extract_if(.., is_its).collect();
+        left.into_iter().for_each(PendingSpan::miss);
+    }
+}
+
+impl PendingSpan {
+    fn pool(&self) -> &EventPool {
+        &self.from.pool
+    }
+
+    fn miss(self) {
+        self.owner.times.pending.fetch_sub(1, Ordering::Relaxed);
+        self.owner.times.miss(self.owner.run);
+    }
+
+    /// Its time on the host's axis: not before it was enqueued, and not after its completion was seen.
+    fn read(&self, axes: &mut Axes) -> Option<PassedSpan> {
+        let SpanOwner { kind, operator, run, times, spans, .. } = &self.owner;
+        let took = self.pool().backend.event_elapsed(self.from.raw, self.to.raw).ok()?;
+        let (exact, seen) = axes.instant(self.pool(), self.to.raw)?;
+        times.pending.fetch_sub(1, Ordering::Relaxed);
+        times.add(*run, took);
+        let ended = exact.clamp(self.enqueued, seen.max(self.enqueued));
+        let began = exact.checked_sub(took).unwrap_or(self.enqueued);
+        let early = self.enqueued.saturating_duration_since(began);
+        let outside = early.max(exact.saturating_duration_since(seen));
+        let began = began.clamp(self.enqueued, ended);
+        for OpenSpans(spans) in spans {
+            lock(&spans.times).push((began, ended));
+        }
+        let device = self.pool().device.clone();
+        let (kind, operator, run, stream) = (*kind, *operator, *run, self.stream);
+        Some(PassedSpan { kind, operator, run, device, stream, began, ended, outside })
+    }
+}
+
+impl fmt::Debug for SpanReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SpanReader").field("pending", &lock(&self.pending).len()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for EventPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventPool").field("device", &self.device).finish_non_exhaustive()
+    }
+}
