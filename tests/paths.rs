@@ -515,3 +515,294 @@ async fn paths_of_random_flows_are_as_their_operators_saw_them() {
     }
     assert!(complete > seeds / 2, "only {complete} of {seeds} flows ran to their end");
 }
+
+/// A message with an envelope: the copies to a device and back, and a kernel in between.
+#[tokio::test(start_paused = true)]
+async fn copies_are_a_part_of_their_own() {
+    let simulation = Simulation::new(1);
+    let run = async {
+        let device = Device::simulated(&simulation, Emulated::new().kernel_time("busy", BUSY).copy_time(COPY));
+        let mut flow = Flow::new("copies");
+        let read = flow.add("read", SendEach::new([vec![1_u32; 4], vec![2; 4]]));
+        let work = flow.add("work", Work).on(&device);
+        let write = flow.add("write", sink(async |data: Envelope<u32>| data.read().await.map(drop)));
+        flow.connect_with(read.output, work.input, HubOptions::bounded(1).envelope_bytes(16));
+        flow.connect(work.output, write.input);
+        let watch = Observe::new().paths(1);
+        flow.observe(&watch);
+        flow.run().await.unwrap();
+        watch.snapshots().pop().unwrap()
+    };
+    let snapshot = simulation.run(run).await;
+    let [path] = &snapshot.paths[..] else { panic!("{snapshot}") };
+    assert_eq!((path.name().as_str(), path.count), ("read > work > write", 2));
+    let mut messages = path.slowest.clone();
+    messages.sort_by_key(|message| message.number);
+    let first = messages[0].parts;
+    assert_eq!((first.copy, first.device, first.host, first.queued), (2 * COPY, BUSY, ms(0), ms(0)), "{path:?}");
+    assert_eq!(messages[0].latency, 2 * COPY + BUSY);
+    let text = snapshot.to_string();
+    assert!(text.contains("read > work > write") && text.contains("device us"), "{text}");
+    let device_time = snapshot.operator("work").unwrap().device_time.unwrap();
+    assert_eq!((device_time.runs, device_time.total), (2, 2 * BUSY));
+    assert_eq!(snapshot.operator("write").unwrap().device_time, None);
+}
+
+/// Works on a device, and does not wait for it.
+struct Work;
+
+impl Operator for Work {
+    type Ports = MapPorts<Envelope<u32>, Envelope<u32>>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        let mut data = ports.input.take()?;
+        busy::launch(cx.stream()?, &mut data, RUNS.fetch_add(1, Ordering::Relaxed))?;
+        ports.output.send(data).await?;
+        Ok(())
+    }
+}
+
+/// The rounds of a section that are replayed are timed as one.
+#[tokio::test(start_paused = true)]
+async fn a_replayed_section() {
+    const GRAPH: Duration = Duration::from_millis(5);
+    let simulation = Simulation::new(1);
+    let run = async {
+        let device = Device::simulated(&simulation, Emulated::new().graph_time(GRAPH));
+        let mut flow = Flow::new("section");
+        let read = flow.add("read", SendEach::new((0..4).map(|n| vec![n; 4])));
+        let one = flow.add("one", Increment).on(&device);
+        let two = flow.add("two", Increment).on(&device);
+        let write = flow.add("write", sink(async |data: Envelope<u32>| data.read().await.map(drop)));
+        flow.connect_with(read.output, one.input, HubOptions::bounded(1).envelope_bytes(16));
+        flow.connect(one.output, two.input);
+        flow.connect(two.output, write.input);
+        flow.replay("both", (&one, &two));
+        let watch = Observe::new().paths(1);
+        flow.observe(&watch);
+        flow.run().await.unwrap();
+        watch.snapshots().pop().unwrap()
+    };
+    let snapshot = simulation.run(run).await;
+    let [path] = &snapshot.paths[..] else { panic!("{snapshot}") };
+    assert_eq!((path.name().as_str(), path.count), ("read > one > two > write", 4));
+    let section = &snapshot.sections[0];
+    let replayed = u32::try_from(section.replayed).unwrap();
+    assert!(replayed > 1, "{snapshot}");
+    assert_eq!(path.parts.device, GRAPH * replayed / 4, "{path:?}");
+    let work = section.device_time.unwrap();
+    assert_eq!((work.runs, work.longest), (section.replayed, GRAPH));
+}
+
+fn counting(count: u64) -> impl Operator<Ports = SourcePorts<u64>> {
+    let mut numbers = 0..count;
+    source(move || std::future::ready(Ok(numbers.next())))
+}
+
+/// One in 64 from its source on, and all others not at all.
+#[tokio::test]
+async fn one_in_so_many_is_followed() {
+    let mut flow = Flow::new("sampled");
+    let read = flow.add("read", counting(640));
+    let pass = flow.add("pass", pass_on());
+    let write = flow.add("write", sink(async |_: u64| Ok(())));
+    flow.connect(read.output, pass.input);
+    flow.connect(pass.output, write.input);
+    let watch = Observe::new();
+    flow.observe(&watch);
+    flow.run().await.unwrap();
+    let snapshot = watch.snapshots().pop().unwrap();
+    let [path] = &snapshot.paths[..] else { panic!("{snapshot}") };
+    assert_eq!((path.count, snapshot.path_counts.every), (10, 64));
+    assert!(path.slowest.iter().all(|slow| slow.number % 64 == 0 && slow.number < 640), "{path:?}");
+    assert!(path.p50 <= path.p99 && path.p99 <= path.max && path.max > Duration::ZERO);
+    assert!(path.slowest.is_sorted_by_key(|slow| std::cmp::Reverse(slow.latency)) && path.slowest.len() == 5);
+}
+
+#[tokio::test]
+async fn nothing_is_followed_where_it_is_turned_off() {
+    let mut flow = Flow::new("off");
+    let read = flow.add("read", counting(10));
+    let write = flow.add("write", sink(async |_: u64| Ok(())));
+    flow.connect(read.output, write.input);
+    let watch = Observe::new().paths(0).device_times(false);
+    flow.observe(&watch);
+    flow.run().await.unwrap();
+    let snapshot = watch.snapshots().pop().unwrap();
+    assert!(snapshot.paths.is_empty() && snapshot.path_counts.every == 0, "{snapshot}");
+}
+
+/// Messages that a full hub drops are counted, and so are latest values that a newer one has replaced. A value that is
+/// read again does not count again.
+#[tokio::test(start_paused = true)]
+async fn dropped_and_replaced_messages_are_counted_apart() {
+    let simulation = Simulation::new(1);
+    let run = async {
+        let mut flow = Flow::new("drops");
+        let read = flow.add("read", counting(10));
+        let slow = sink(async |_: u64| {
+            sleep(ms(5)).await;
+            Ok(())
+        });
+        let write = flow.add("write", slow);
+        flow.connect_with(read.output, write.input, HubOptions::drop_newest(2));
+        let watch = Observe::new().paths(1);
+        flow.observe(&watch);
+        let report = flow.run().await.unwrap();
+        let snapshot = watch.snapshots().pop().unwrap();
+        let dropped: u64 = report.hubs.iter().map(|hub| hub.dropped).sum();
+        assert!(dropped > 0 && snapshot.path_counts.dropped == dropped, "{snapshot}");
+        assert_eq!(snapshot.paths[0].count + dropped, 10);
+
+        let mut flow = Flow::new("latest");
+        let setting = flow.add("setting", source(hold_after_one()));
+        let numbers = flow.add("numbers", counting(10));
+        let both = flow.add("both", Both);
+        flow.connect_with(setting.output, both.setting, HubOptions::latest());
+        flow.connect(numbers.output, both.numbers);
+        flow.observe(&watch);
+        flow.run().await.unwrap();
+        watch.snapshots().pop().unwrap()
+    };
+    let snapshot = simulation.run(run).await;
+    let count = |name: &str| snapshot.paths.iter().find(|path| path.name() == name).map_or(0, |path| path.count);
+    // In the run in which both are new, the older one continues.
+    assert_eq!(count("setting > both") + count("numbers > both"), 10, "{snapshot}");
+    assert_eq!(count("setting > both"), 1, "{snapshot}");
+    assert_eq!(snapshot.path_counts.dropped, 0, "{snapshot}");
+}
+
+fn hold_after_one() -> impl FnMut() -> std::future::Ready<Result<Option<u64>>> + Send + 'static {
+    let mut once = Some(7);
+    move || std::future::ready(Ok(once.take()))
+}
+
+#[derive(Ports)]
+struct BothPorts {
+    #[input]
+    setting: Input<u64>,
+    #[input]
+    numbers: Input<u64>,
+}
+
+struct Both;
+
+impl Operator for Both {
+    type Ports = BothPorts;
+
+    async fn compute(&mut self, ports: &mut BothPorts, _cx: &mut Cx) -> Result<()> {
+        assert_eq!(ports.setting.take()?, 7);
+        ports.numbers.take()?;
+        Ok(())
+    }
+}
+
+/// From outside: each message of an ingress begins a path, and a service's request as well.
+#[tokio::test]
+async fn messages_from_outside_begin_paths() {
+    let mut flow = Flow::new("outside");
+    let write = flow.add("write", sink(async |_: u64| Ok(())));
+    let numbers = flow.ingress("numbers", write.input);
+    let double = flow.add("double", map(async |n: u64| Ok(2 * n)));
+    let service = flow.service("twice", double.input, double.output);
+    let watch = Observe::new().paths(1);
+    flow.observe(&watch);
+    let running = flow.spawn().unwrap();
+    for n in 0..3 {
+        numbers.send(n).await.unwrap();
+        assert_eq!(service.ask(n).await.unwrap(), 2 * n);
+    }
+    drop((numbers, service));
+    running.await.unwrap();
+    let snapshot = watch.snapshots().pop().unwrap();
+    let paths: Vec<_> = snapshot.paths.iter().map(|path| (path.name(), path.count)).collect();
+    assert!(paths.contains(&("numbers > write".to_string(), 3)), "{paths:?}");
+    assert!(paths.contains(&("twice > double".to_string(), 3)), "{paths:?}");
+}
+
+/// A message that goes around for ever is not followed for ever, and paths beyond the 64th are one.
+#[tokio::test(start_paused = true)]
+async fn what_is_kept_is_bounded() {
+    let simulation = Simulation::new(1);
+    let run = async {
+        let mut flow = Flow::new("rounds");
+        let read = flow.add("read", counting(1));
+        let around = flow.add("around", Around(0));
+        flow.connect(read.output, around.items);
+        flow.connect_with(around.again, around.items, HubOptions::bounded(2));
+        let watch = Observe::new().paths(1);
+        flow.observe(&watch);
+        flow.run().await.unwrap();
+        let snapshot = watch.snapshots().pop().unwrap();
+        assert_eq!((snapshot.paths.len(), snapshot.path_counts.lost), (0, 1), "{snapshot}");
+
+        let mut flow = Flow::new("many");
+        let read = flow.add("read", counting(2));
+        let mut inputs = Vec::new();
+        for n in 0..80 {
+            inputs.push(flow.add(format!("write {n}"), sink(async |_: u64| Ok(()))).input);
+        }
+        flow.connect(read.output, inputs);
+        flow.observe(&watch);
+        flow.run().await.unwrap();
+        watch.snapshots().pop().unwrap()
+    };
+    let snapshot = simulation.run(run).await;
+    assert_eq!(snapshot.paths.len(), 65, "{snapshot}");
+    let other = &snapshot.paths[64];
+    assert_eq!((other.name().as_str(), other.count), ("other", 32));
+}
+
+#[derive(Ports)]
+struct AroundPorts {
+    #[input(at_least = 1)]
+    items: Inputs<u64>,
+    #[output]
+    again: Output<u64>,
+}
+
+struct Around(u32);
+
+impl Operator for Around {
+    type Ports = AroundPorts;
+
+    async fn compute(&mut self, ports: &mut AroundPorts, _cx: &mut Cx) -> Result<()> {
+        let Some((_, item)) = ports.items.try_take_any()? else { return Ok(()) };
+        self.0 += 1;
+        if self.0 < 1000 {
+            ports.again.send(item).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Workers of a concurrent operator are one operator on a path.
+#[tokio::test]
+async fn concurrent_runs() {
+    let mut flow = Flow::new("concurrent");
+    let read = flow.add("read", counting(20));
+    let work = flow.add("work", wakeline::operator::concurrent(3, Yield));
+    let write = flow.add("write", sink(async |_: u64| Ok(())));
+    flow.connect(read.output, work.input);
+    flow.connect(work.output, write.input);
+    let watch = Observe::new().paths(1);
+    flow.observe(&watch);
+    flow.run().await.unwrap();
+    let snapshot = watch.snapshots().pop().unwrap();
+    let paths: Vec<_> = snapshot.paths.iter().map(|path| (path.name(), path.count)).collect();
+    assert_eq!(paths, [("read > work > write".to_string(), 20)]);
+}
+
+#[derive(Clone)]
+struct Yield;
+
+impl Operator for Yield {
+    type Ports = MapPorts<u64, u64>;
+
+    async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        let n = ports.input.take()?;
+        tokio::task::yield_now().await;
+        ports.output.send(n).await?;
+        Ok(())
+    }
+}

@@ -69,7 +69,7 @@ pub(super) struct WorkContext {
 
 impl WorkContext {
     fn new(streams: Option<Arc<OperatorStreams>>, context: RunContext) -> Self {
-        let samples = context.observed().is_some_and(|observed| observed.source.is_some());
+        let samples = context.observed().is_some_and(|observed| observed.samples);
         let prepares = streams.is_some() || samples;
         let context = Arc::new(context);
         Self { streams, stream: None, prepares, is_timed: false, untimed_left: 0, context }
@@ -86,7 +86,7 @@ impl WorkContext {
             self.untimed_left = if self.is_timed { work.every - 1 } else { self.untimed_left - 1 };
             self.begin_timed(work);
         }
-        if let Some(number) = observed.source.as_ref().and_then(PathSource::sample) {
+        if let Some(number) = observed.source.as_ref().filter(|_| observed.samples).and_then(PathSource::sample) {
             self.context.begin_sampled(number);
         }
     }

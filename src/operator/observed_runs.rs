@@ -40,15 +40,14 @@ impl Watched {
         work.every = 1;
     }
 
-    /// What is recorded of one operator. `samples`: its messages begin paths.
+    /// What is recorded of one operator. `samples`: the messages of its runs begin paths.
     pub(crate) fn of_operator(
         &self,
         operator: usize,
         samples: bool,
         streams: Option<&Arc<OperatorStreams>>,
     ) -> Option<ObservedRuns> {
-        let source = self.paths.as_ref().filter(|_| samples);
-        let source = source.map(|WatchedPaths { log, every }| PathSource::new(log, operator, *every));
+        let source = self.paths.as_ref().map(|paths| PathSource::new(&paths.log, operator, paths.every));
         let work = self.work.as_ref().zip(streams).and_then(|(work, streams)| {
             let WatchedWork { reader, every, times } = work;
             Some(TimedRuns {
@@ -59,7 +58,8 @@ impl Watched {
                 streams: streams.clone(),
             })
         });
-        (self.paths.is_some() || work.is_some()).then_some(ObservedRuns { operator, source, work })
+        let samples = samples && source.is_some();
+        (source.is_some() || work.is_some()).then_some(ObservedRuns { operator, source, samples, work })
     }
 }
 
@@ -74,8 +74,9 @@ impl WatchedWork {
 #[derive(Debug)]
 pub(crate) struct ObservedRuns {
     pub(crate) operator: usize,
-    /// Set if its messages begin paths.
+    /// Begins the paths of messages that are sent in the operator's place from outside, and of its runs' if it samples.
     pub(crate) source: Option<PathSource>,
+    pub(crate) samples: bool,
     /// Set if its device work is timed.
     pub(crate) work: Option<TimedRuns>,
 }
