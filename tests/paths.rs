@@ -14,8 +14,8 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 use tokio::time::{Instant, sleep};
 use wakeline::{
     Inputs,
-    flow::Branch,
     device::Simulation,
+    flow::Branch,
     observe::{Observe, PathParts, Snapshot},
     operator::OutputHandle,
     prelude::*,
@@ -806,3 +806,24 @@ impl Operator for Yield {
         Ok(())
     }
 }
+
+// On a real device the parts are not known beforehand, but they are the whole.
+on_both!(parts_of_real_work, async |device: Device| {
+    let mut flow = Flow::new("real");
+    let read = flow.add("read", SendEach::new((0..200).map(|n| vec![n; 1024])));
+    let work = flow.add("work", Increment).on(&device);
+    let write = flow.add("write", sink(async |data: Envelope<u32>| data.read().await.map(drop)));
+    flow.connect_with(read.output, work.input, HubOptions::bounded(2).envelope_bytes(4096));
+    flow.connect(work.output, write.input);
+    let watch = Observe::new().paths(1);
+    flow.observe(&watch);
+    flow.run().await.unwrap();
+    let snapshot = watch.snapshots().pop().unwrap();
+    let [path] = &snapshot.paths[..] else { panic!("{snapshot}") };
+    assert_eq!((path.name().as_str(), path.count), ("read > work > write", 200));
+    assert!(path.slowest.iter().all(|slow| slow.parts.total() == slow.latency), "{path:?}");
+    let parts = path.parts;
+    assert!(parts.device > ms(0) && parts.copy > ms(0) && parts.host + parts.queued > ms(0), "{parts:?}");
+    let device_time = snapshot.operator("work").unwrap().device_time.unwrap();
+    assert_eq!((device_time.runs, device_time.missed), (200, 0));
+});

@@ -4,6 +4,7 @@
 //! NVRTC. They run one at a time, so that no other test changes the device's memory, and each closes the device at its
 //! end, so that reopening is tested too. The test of a fault runs in a separate process, as it ends the device there.
 
+mod axis;
 mod graph;
 mod samples;
 
@@ -34,6 +35,12 @@ fn gpu_tests_run_where_required() {
     );
 }
 
+/// Exclusive access to device 0, in this process.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Device 0, with exclusive access.
 struct Gpu {
     device: Arc<CudaBackend>,
@@ -43,8 +50,7 @@ struct Gpu {
 
 impl Gpu {
     fn get() -> Self {
-        static ALONE: Mutex<()> = Mutex::new(());
-        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let alone = alone();
         let device = open(0).unwrap_or_else(|error| panic!("this test needs a GPU: {error:#}"));
         let stream = device.stream_create(&spec()).unwrap();
         Self { device, stream, _alone: alone }

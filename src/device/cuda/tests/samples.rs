@@ -8,7 +8,7 @@ use crate::device::{
 };
 
 /// Never called, as these kernels do not run on the emulated device.
-fn no_body(_: &[BodyArg]) {
+pub(super) fn no_body(_: &[BodyArg]) {
     unreachable!("the Rust body is for the emulated device")
 }
 

@@ -1,0 +1,85 @@
+//! Device times on the host's axis.
+
+use smallvec::SmallVec;
+
+use super::*;
+use crate::{
+    device::{
+        Device,
+        backend::{KernelNumber, KernelSource},
+    },
+    stream::{DeviceTimes, PassedSpan, SpanKind, SpanOwner, SpanReader, Stream},
+};
+
+static SPIN: KernelDef = KernelDef {
+    name: "spin",
+    file: "spin.cu",
+    declared: "axis.rs:1",
+    source: KernelSource::Cuda(
+        "extern \"C\" __global__ void spin(unsigned long long nanos) {
+            unsigned long long begin, now;
+            asm volatile(\"mov.u64 %0, %globaltimer;\" : \"=l\"(begin));
+            do asm volatile(\"mov.u64 %0, %globaltimer;\" : \"=l\"(now)); while (now - begin < nanos);
+        }",
+    ),
+    prototype: |_| "void spin(unsigned long long nanos)".into(),
+    body: samples::no_body,
+    number: KernelNumber::new(),
+};
+
+/// One timed launch, whose completion this thread polls for.
+fn spin(stream: &Stream, owner: SpanOwner, length: Duration) -> PassedSpan {
+    let reader = owner.reader.clone();
+    stream.begin_run(owner);
+    let nanos = (length.as_nanos() as u64).to_ne_bytes();
+    let args = [Arg::Scalar(&nanos)];
+    let launch = Launch { kernel: &SPIN, grid: [1; 3], block: [1; 3], shared_bytes: 0, args: &args };
+    // SAFETY: the argument is the kernel's, and it accesses no memory.
+    stream.enqueue_point(|backend, raw| unsafe { backend.launch(raw, &launch) }).unwrap();
+    stream.end_run();
+    let mut end = stream.ticket();
+    while !end.query().unwrap() {
+        std::hint::spin_loop();
+    }
+    let mut found = None;
+    reader.read(&mut |passed| found = Some(passed));
+    found.expect("the stream has passed it")
+}
+
+/// Kernels of known lengths, for a minute: each lies between its enqueue and its completion, on the host's axis.
+#[test]
+#[ignore = "needs a GPU"]
+fn device_work_lies_between_its_enqueue_and_its_completion() {
+    let _alone = alone();
+    let device = Device::cuda(0).expect("this test needs a GPU");
+    device.backend().load(&SPIN).unwrap();
+    let stream = Stream::new(&device).unwrap();
+    let (reader, times) = (SpanReader::new(), Arc::new(DeviceTimes::default()));
+    let (began, mut outside, mut wrong) = (Instant::now(), Vec::new(), Vec::new());
+    let mut run = 0;
+    while began.elapsed() < Duration::from_secs(60) {
+        for micros in [50, 200, 1000] {
+            let length = Duration::from_micros(micros);
+            let (reader, times) = (reader.clone(), times.clone());
+            let owner = SpanOwner { reader, kind: SpanKind::Run, operator: 0, run, times, spans: SmallVec::new() };
+            let passed = spin(&stream, owner, length);
+            outside.push(passed.outside);
+            wrong.push((passed.ended - passed.began).abs_diff(length));
+            run += 1;
+        }
+        // As the observer's thread does.
+        reader.adjust();
+        if run % 300 == 0 {
+            thread::sleep(Duration::from_millis(300));
+        }
+    }
+    outside.sort_unstable();
+    wrong.sort_unstable();
+    let at = |all: &[Duration], share: f64| all[((all.len() - 1) as f64 * share) as usize];
+    for (name, all) in [("outside", &outside), ("length", &wrong)] {
+        let [p50, p99, p999] = [0.5, 0.99, 0.999].map(|share| at(all, share));
+        println!("{name}: p50 {p50:?}, p99 {p99:?}, p99.9 {p999:?} of {}", all.len());
+    }
+    assert!(at(&outside, 0.999) <= Duration::from_micros(6), "{:?}", at(&outside, 0.999));
+    assert!(at(&wrong, 0.999) <= Duration::from_micros(3), "{:?}", at(&wrong, 0.999));
+}
