@@ -25,7 +25,7 @@ use tokio::time::Instant;
 
 use crate::{
     clock,
-    stream::{OpenSpans, SpanKind, SpanOwner, SpanReader, Spans, Stream},
+    stream::{OpenSpans, SpanOwner, SpanReader, Spans, Stream},
     sync::{Mutex, lock},
 };
 
@@ -192,8 +192,6 @@ impl Journey {
         self.copies = Some(open.spans().clone());
         stream.begin_run(SpanOwner {
             reader: reader.clone(),
-            kind: SpanKind::Copy,
-            operator: self.last.operator,
             run: self.origin.number,
             times: reader.copies().clone(),
             spans: [open.clone()].into(),

@@ -40,6 +40,12 @@
 //! write    host             1241       100     3 %      0.40  waits for a message for 0.0 s: a message in hub `upper.output -> write.input`
 //! ```
 //!
+//! # Paths
+//!
+//! One message in 64 of each source is followed to where it ends ([`Observe::paths`]): a snapshot has the percentiles of each
+//! path, and where the time goes: [queued, host, device, copy](PathParts). [`Observe::device_times`] times the device work
+//! of those runs; it is placed on the host's axis, on a GPU to some microseconds.
+//!
 //! # From outside
 //!
 //! `WAKELINE_STATUS=2s` in the environment makes every flow of a program print its snapshot every two seconds to the

@@ -196,7 +196,7 @@ impl Paths {
                 true => reader.close(),
                 false => {
                     reader.adjust();
-                    reader.read(&mut |_| {});
+                    reader.read(None);
                 }
             }
         }

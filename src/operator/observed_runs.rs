@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::operator_streams::OperatorStreams;
 use crate::{
     hub::journey::{JourneyLog, PathSource},
-    stream::{DeviceTimes, OpenSpans, SpanKind, SpanOwner, SpanReader, Stream},
+    stream::{DeviceTimes, OpenSpans, SpanOwner, SpanReader, Stream},
 };
 
 /// What is recorded of one run of a flow.
@@ -53,7 +53,6 @@ impl Watched {
             Some(TimedRuns {
                 reader: reader.clone(),
                 times: times.get(operator)?.clone(),
-                operator,
                 every: *every,
                 streams: streams.clone(),
             })
@@ -85,7 +84,6 @@ pub(crate) struct ObservedRuns {
 pub(crate) struct TimedRuns {
     reader: Arc<SpanReader>,
     times: Arc<DeviceTimes>,
-    operator: usize,
     pub(crate) every: u32,
     streams: Arc<OperatorStreams>,
 }
@@ -101,7 +99,7 @@ impl TimedRuns {
         let run = self.times.begin();
         let spans: SmallVec<[OpenSpans; 1]> = spans.into_iter().collect();
         let (reader, times) = (self.reader.clone(), self.times.clone());
-        stream.begin_run(SpanOwner { reader, kind: SpanKind::Run, operator: self.operator, run, times, spans });
+        stream.begin_run(SpanOwner { reader, run, times, spans });
     }
 
     /// Has the spans of the current run go to `spans`. True if a run begins to be timed for it.
@@ -128,17 +126,15 @@ impl TimedRuns {
 pub(crate) struct TimedRounds {
     reader: Arc<SpanReader>,
     times: Arc<DeviceTimes>,
-    /// The section's first operator.
-    operator: usize,
     every: u32,
     untimed_left: u32,
     round: u64,
 }
 
 impl TimedRounds {
-    pub(crate) fn new(work: &WatchedWork, times: &Arc<DeviceTimes>, operator: usize) -> Self {
+    pub(crate) fn new(work: &WatchedWork, times: &Arc<DeviceTimes>) -> Self {
         let (reader, times) = (work.reader.clone(), times.clone());
-        Self { reader, times, operator, every: work.every, untimed_left: 0, round: 0 }
+        Self { reader, times, every: work.every, untimed_left: 0, round: 0 }
     }
 
     /// The owner of the next round's work, if that is timed: for its journeys, or since its turn has come.
@@ -150,15 +146,12 @@ impl TimedRounds {
             return None;
         }
         let (reader, times) = (self.reader.clone(), self.times.clone());
-        Some(SpanOwner { reader, kind: SpanKind::Run, operator: self.operator, run: self.round, times, spans })
+        Some(SpanOwner { reader, run: self.round, times, spans })
     }
 }
 
 impl fmt::Debug for TimedRuns {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TimedRuns")
-            .field("operator", &self.operator)
-            .field("every", &self.every)
-            .finish_non_exhaustive()
+        f.debug_struct("TimedRuns").field("every", &self.every).finish_non_exhaustive()
     }
 }

@@ -311,7 +311,9 @@ impl RunContext {
             Some(first) if !arrived.is_older(first) => Some(arrived),
             _ => data.journey.replace(arrived),
         });
-        other.map(Arrived::merge);
+        if let Some(other) = other {
+            other.merge();
+        }
         self.time_work();
     }
 

@@ -29,8 +29,10 @@ use crate::device::backend::{RawEvent, RawStream, StreamSpec};
 const EVERY: Duration = Duration::from_millis(250);
 /// Tries for an anchor, of which the one with the closest readings counts.
 const TRIES: u32 = 16;
-/// An anchor with readings farther apart is not used if there is another one.
-const WIDE: Duration = Duration::from_micros(30);
+/// An anchor with readings farther apart is not used if there is a recent one.
+const WIDE: Duration = Duration::from_micros(10);
+/// An anchor that is so old is replaced in any case: the clocks drift by 24 us in 5 s.
+const OLD: Duration = Duration::from_secs(2);
 /// Polls of an event for an anchor: some milliseconds.
 const POLLS: u32 = 10_000;
 /// The shortest time over which a rate is measured.
@@ -95,7 +97,7 @@ impl Axis {
         self.tried = SystemInstant::now();
         let tries = (0..TRIES).filter_map(|_| self.bracket());
         let Some((width, anchor)) = tries.min_by_key(|(width, _)| *width) else { return };
-        if width > WIDE && !self.anchors.is_empty() {
+        if width > WIDE && self.anchors.back().is_some_and(|last| last.at.elapsed() < OLD) {
             return;
         }
         if self.anchors.len() == ANCHORS {

@@ -210,6 +210,9 @@ impl Stream {
             drop(order);
             return self.0.streams.observe(Err(error));
         }
+        if let Some(meter) = &mut order.meter {
+            meter.enqueued();
+        }
         if let Some(launched) = launched {
             let ticket = order.issued + 1;
             order.launches.note(ticket, launched);

@@ -30,12 +30,14 @@ pub(super) struct Meter {
 }
 
 enum Phase {
-    /// Between two runs, or in a run that is not measured.
+    /// Between two runs.
     Off,
+    /// In a run that is not measured: there was no room, or a call failed.
+    Missed,
     /// The next operation begins a span.
     Armed,
-    /// In a span.
-    In(TimedEvent, Instant),
+    /// In a span, and when the calls that enqueued its event and its first operation began and ended.
+    In(TimedEvent, Instant, Option<Instant>),
 }
 
 impl Meter {
@@ -51,20 +53,17 @@ impl Meter {
             self.phase = Phase::Armed;
             return self.owner.replace(owner);
         }
-        self.phase = Phase::Off;
+        self.phase = Phase::Missed;
         owner.times.miss(owner.run);
         self.owner.take()
     }
 
     /// Has the spans of the run also go to `spans`. False if no run is measured.
     pub(super) fn add_spans(&mut self, spans: &OpenSpans) -> bool {
-        match &mut self.owner {
-            Some(owner) if !matches!(self.phase, Phase::Off) => {
-                owner.spans.push(spans.clone());
-                true
-            }
-            _ => false,
+        if let (Some(owner), Phase::Armed | Phase::In(..)) = (&mut self.owner, &self.phase) {
+            owner.spans.push(spans.clone());
         }
+        !matches!(self.phase, Phase::Off)
     }
 
     /// Ends the run. True if the run has recorded spans in the stream.
@@ -76,10 +75,19 @@ impl Meter {
 
     pub(super) fn work(&mut self, stream: RawStream) {
         if let Phase::Armed = self.phase {
+            // Before the event: an idle device passes it at once.
+            let begins = clock::now();
             match self.record(stream) {
-                Ok(event) => self.phase = Phase::In(event, clock::now()),
+                Ok(event) => self.phase = Phase::In(event, begins, None),
                 Err(_) => self.give_up(),
             }
+        }
+    }
+
+    /// Called after an operation was enqueued.
+    pub(super) fn enqueued(&mut self) {
+        if let Phase::In(_, _, ended @ None) = &mut self.phase {
+            *ended = Some(clock::now());
         }
     }
 
@@ -92,11 +100,11 @@ impl Meter {
         if !matches!(self.phase, Phase::In(..)) {
             return;
         }
-        let Phase::In(from, enqueued) = std::mem::replace(&mut self.phase, Phase::Armed) else { return };
+        let Phase::In(from, began, enqueued) = std::mem::replace(&mut self.phase, Phase::Armed) else { return };
         let (Ok(to), Some(owner)) = (self.record(stream), self.owner.clone()) else { return self.give_up() };
         self.recorded = true;
         let reader = owner.reader.clone();
-        reader.push(PendingSpan { owner, from, to, enqueued, stream: stream.0 });
+        reader.push(PendingSpan { owner, from, to, began, enqueued: enqueued.unwrap_or(began), stream: stream.0 });
     }
 
     fn record(&self, stream: RawStream) -> Result<TimedEvent> {
@@ -106,7 +114,7 @@ impl Meter {
 
     /// Stops measuring this run, as a call failed. Users of the device get the error from their own calls.
     fn give_up(&mut self) {
-        self.phase = Phase::Off;
+        self.phase = Phase::Missed;
         if let Some(owner) = &self.owner {
             owner.times.miss(owner.run);
         }

@@ -58,7 +58,9 @@ pub(crate) use monitor::WakeAlarm;
 pub(crate) use order::Launched;
 pub use pool::{PooledStream, StreamPool, StreamPoolBuilder};
 pub use spans::DeviceTime;
-pub(crate) use spans::{DeviceTimes, OpenSpans, PassedSpan, SpanKind, SpanOwner, SpanReader, Spans};
+#[cfg(all(test, feature = "cuda"))]
+pub(crate) use spans::PassedSpan;
+pub(crate) use spans::{DeviceTimes, OpenSpans, SpanOwner, SpanReader, Spans};
 pub use stream::{Stream, Ticket};
 pub(crate) use streams::Streams;
 pub use wait_strategy::CompletionMode;

@@ -116,15 +116,6 @@ impl DeviceTime {
     }
 }
 
-/// The kind of a span's work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SpanKind {
-    /// An operator's run, or a round of a section.
-    Run,
-    /// A hub's copies.
-    Copy,
-}
-
 /// The device work of one run or copy.
 #[derive(Debug)]
 pub(crate) struct Spans {
@@ -175,9 +166,6 @@ impl Drop for OpenSpans {
 #[derive(Clone, Debug)]
 pub(crate) struct SpanOwner {
     pub(crate) reader: Arc<SpanReader>,
-    pub(crate) kind: SpanKind,
-    /// The operator's number in its flow; of a copy, that of the writer.
-    pub(crate) operator: usize,
     pub(crate) run: u64,
     pub(crate) times: Arc<DeviceTimes>,
     pub(crate) spans: SmallVec<[OpenSpans; 1]>,
@@ -188,20 +176,16 @@ pub(super) struct PendingSpan {
     pub(super) owner: SpanOwner,
     pub(super) from: TimedEvent,
     pub(super) to: TimedEvent,
-    /// When its first work was enqueued.
+    /// When the calls that enqueued its first event and its first operation began and ended.
+    pub(super) began: Instant,
     pub(super) enqueued: Instant,
     pub(super) stream: u64,
 }
 
-/// A span that was read.
-#[derive(Clone, Debug)]
+/// When a span's work ran, on the host's axis.
+#[derive(Clone, Copy, Debug)]
+#[allow(dead_code, reason = "how exact the axis is: checked by a test on a GPU")]
 pub(crate) struct PassedSpan {
-    pub(crate) kind: SpanKind,
-    pub(crate) operator: usize,
-    pub(crate) run: u64,
-    /// The device's name, and the number of the stream there.
-    pub(crate) device: Arc<str>,
-    pub(crate) stream: u64,
     pub(crate) began: Instant,
     pub(crate) ended: Instant,
     /// How far the times before clamping lay outside of the host's: before the enqueue, after the completion was seen.
@@ -266,12 +250,13 @@ pub(crate) struct SpanReader {
 }
 
 impl SpanReader {
-    /// The maximum number of spans that wait to be read.
-    const MOST: usize = 8192;
-    /// The maximum of one operator. Their events take a few hundred bytes each.
-    const MOST_OF_ONE: usize = 128;
+    /// The maximum number of spans that wait to be read. Their events take a few hundred bytes each.
+    const MOST: usize = 16_384;
+    /// The maximum of one operator, and without a thread that reads.
+    const MOST_OF_ONE: usize = 4096;
+    const MOST_WITHOUT_THREAD: usize = 128;
     /// From this number on, without a thread that reads, an operator does so before a run.
-    const MANY_OF_ONE: usize = 64;
+    const MANY: usize = 64;
 
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
@@ -295,10 +280,13 @@ impl SpanReader {
     /// Called before a run: true if there is room for its spans.
     pub(super) fn has_room(&self, times: &DeviceTimes) -> bool {
         let pending = || times.pending.load(Ordering::Relaxed);
-        if pending() >= Self::MANY_OF_ONE && !self.has_thread.load(Ordering::Relaxed) {
-            self.read(&mut |_| {});
+        if self.has_thread.load(Ordering::Relaxed) {
+            return pending() < Self::MOST_OF_ONE;
         }
-        pending() < Self::MOST_OF_ONE
+        if pending() >= Self::MANY {
+            self.read(None);
+        }
+        pending() < Self::MOST_WITHOUT_THREAD
     }
 
     pub(super) fn push(&self, span: PendingSpan) {
@@ -311,8 +299,9 @@ impl SpanReader {
         span.owner.times.miss(span.owner.run);
     }
 
-    /// Reads the spans that the devices have passed, and calls `found` with each, with a lock held.
-    pub(crate) fn read(&self, found: &mut dyn FnMut(PassedSpan)) {
+    /// Reads the spans that the devices have passed, and calls `found` with each, with a lock held. Without it, only those
+    /// that the path of a message needs are placed on the host's axis.
+    pub(crate) fn read(&self, mut found: Option<&mut dyn FnMut(PassedSpan)>) {
         let _later = Deferred::new();
         let mut axes = lock(&self.reading);
         let all = std::mem::take(&mut *lock(&self.pending));
@@ -329,8 +318,11 @@ impl SpanReader {
                 continue;
             }
             match span.pool().backend.event_query(span.to.raw) {
-                Ok(true) => match span.read(&mut axes) {
-                    Some(passed) => found(passed),
+                Ok(true) => match span.took() {
+                    Some(_) if found.is_none() && span.owner.spans.is_empty() => {}
+                    Some(took) => span.place(took, &mut axes).into_iter().for_each(|passed| {
+                        found.iter_mut().for_each(|found| found(passed));
+                    }),
                     None => span.miss(),
                 },
                 Ok(false) => {
@@ -353,14 +345,14 @@ impl SpanReader {
 
     /// Counts what is not read yet as missed: there will be no later read.
     pub(crate) fn close(&self) {
-        self.read(&mut |_| {});
+        self.read(None);
         let left = std::mem::take(&mut *lock(&self.pending));
         left.into_iter().for_each(PendingSpan::miss);
     }
 
     /// Reads the spans of an operator that has stopped, and counts those that are not passed as missed.
     pub(crate) fn settle(&self, times: &Arc<DeviceTimes>) {
-        self.read(&mut |_| {});
+        self.read(None);
         let is_its = |span: &mut PendingSpan| Arc::ptr_eq(&span.owner.times, times);
         let left: Vec<_> = lock(&self.pending).extract_if(.., is_its).collect();
         left.into_iter().for_each(PendingSpan::miss);
@@ -377,24 +369,28 @@ impl PendingSpan {
         self.owner.times.miss(self.owner.run);
     }
 
-    /// Its time on the host's axis: not before it was enqueued, and not after its completion was seen.
-    fn read(&self, axes: &mut Axes) -> Option<PassedSpan> {
-        let SpanOwner { kind, operator, run, times, spans, .. } = &self.owner;
+    /// The time that it took. Counts it.
+    fn took(&self) -> Option<Duration> {
         let took = self.pool().backend.event_elapsed(self.from.raw, self.to.raw).ok()?;
-        let (exact, seen) = axes.instant(self.pool(), self.to.raw)?;
+        let SpanOwner { run, times, .. } = &self.owner;
         times.pending.fetch_sub(1, Ordering::Relaxed);
         times.add(*run, took);
+        Some(took)
+    }
+
+    /// Its time on the host's axis: not before it was enqueued, and not after its completion was seen. An idle device
+    /// passes the first event some microseconds before the operation behind it is enqueued, so the latter counts.
+    fn place(&self, took: Duration, axes: &mut Axes) -> Option<PassedSpan> {
+        let (exact, seen) = axes.instant(self.pool(), self.to.raw)?;
         let ended = exact.clamp(self.enqueued, seen.max(self.enqueued));
-        let began = exact.checked_sub(took).unwrap_or(self.enqueued);
-        let early = self.enqueued.saturating_duration_since(began);
+        let began = exact.checked_sub(took).unwrap_or(self.began);
+        let early = self.began.saturating_duration_since(began);
         let outside = early.max(exact.saturating_duration_since(seen));
         let began = began.clamp(self.enqueued, ended);
-        for OpenSpans(spans) in spans {
+        for OpenSpans(spans) in &self.owner.spans {
             lock(&spans.times).push((began, ended));
         }
-        let device = self.pool().device.clone();
-        let (kind, operator, run, stream) = (*kind, *operator, *run, self.stream);
-        Some(PassedSpan { kind, operator, run, device, stream, began, ended, outside })
+        Some(PassedSpan { began, ended, outside })
     }
 }
 

@@ -134,7 +134,7 @@ impl Emulated {
 
     /// Sets how long each launch of the kernel `name` takes, besides the time of its Rust body: in a
     /// [simulation](super::Simulation) in virtual time, otherwise a worker thread sleeps. By default nothing is added. A
-    /// call that waits for work in a simulation, such as [`Stream::synchronize`](crate::Stream::synchronize), skips it.
+    /// call that blocks until work is done skips it in a simulation.
     #[must_use]
     pub fn kernel_time(mut self, name: impl Into<String>, time: Duration) -> Self {
         let name = name.into();

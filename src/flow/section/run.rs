@@ -137,8 +137,8 @@ impl SectionRun {
     fn new(start: SectionSetup, members: Vec<FlowOperator>, node: &Arc<OperatorTask>, control: &Control) -> Self {
         let SectionSetup { plan, interior, mode, stats } = start;
         let table = GraphTable::new(plan.buckets.as_deref(), plan.row_bytes.clone(), plan.most);
-        let work = control.watched().and_then(|watched| watched.work.as_ref()).zip(members.first());
-        let work = work.map(|(work, first)| TimedRounds::new(work, &stats.work, first.index));
+        let work = control.watched().and_then(|watched| watched.work.as_ref());
+        let work = work.map(|work| TimedRounds::new(work, &stats.work));
         // The section's operators log their own warnings when they block.
         let run_loop = RunLoop::new(&plan.name, node, Vec::new(), true);
         Self {

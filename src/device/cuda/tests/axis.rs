@@ -8,7 +8,7 @@ use crate::{
         Device,
         backend::{KernelNumber, KernelSource},
     },
-    stream::{DeviceTimes, PassedSpan, SpanKind, SpanOwner, SpanReader, Stream},
+    stream::{DeviceTimes, PassedSpan, SpanOwner, SpanReader, Stream},
 };
 
 static SPIN: KernelDef = KernelDef {
@@ -42,7 +42,7 @@ fn spin(stream: &Stream, owner: SpanOwner, length: Duration) -> PassedSpan {
         std::hint::spin_loop();
     }
     let mut found = None;
-    reader.read(&mut |passed| found = Some(passed));
+    reader.read(Some(&mut |passed| found = Some(passed)));
     found.expect("the stream has passed it")
 }
 
@@ -61,7 +61,7 @@ fn device_work_lies_between_its_enqueue_and_its_completion() {
         for micros in [50, 200, 1000] {
             let length = Duration::from_micros(micros);
             let (reader, times) = (reader.clone(), times.clone());
-            let owner = SpanOwner { reader, kind: SpanKind::Run, operator: 0, run, times, spans: SmallVec::new() };
+            let owner = SpanOwner { reader, run, times, spans: SmallVec::new() };
             let passed = spin(&stream, owner, length);
             outside.push(passed.outside);
             wrong.push((passed.ended - passed.began).abs_diff(length));
