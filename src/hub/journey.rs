@@ -32,7 +32,7 @@ use crate::{
 /// The journey of a message on its way.
 pub(crate) struct Journey {
     log: Arc<JourneyLog>,
-    origin: Origin,
+    origin: JourneyOrigin,
     last: Arc<Stage>,
     /// The copies to the next reader's location.
     copies: Option<Arc<Spans>>,
@@ -42,7 +42,7 @@ pub(crate) struct Journey {
 
 /// Where and when a journey began.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Origin {
+pub(crate) struct JourneyOrigin {
     pub(crate) at: Instant,
     /// The number of the message, or of the source's run, counted from zero.
     pub(crate) number: u64,
@@ -73,7 +73,7 @@ pub(crate) struct Arrived {
 
 /// A journey that has ended.
 pub(crate) struct Finished {
-    pub(crate) origin: Origin,
+    pub(crate) origin: JourneyOrigin,
     pub(crate) last: Arc<Stage>,
 }
 
@@ -160,7 +160,7 @@ impl PathSource {
             left: now,
             work: work.spans().clone(),
         };
-        let (log, origin) = (self.log.clone(), Origin { at: now, number });
+        let (log, origin) = (self.log.clone(), JourneyOrigin { at: now, number });
         Journey { log, origin, last: Arc::new(stage), copies: None, ended: AtomicBool::new(false) }
     }
 

@@ -161,10 +161,10 @@ struct State {
 #[derive(Default)]
 struct Path {
     count: u64,
-    slices: VecDeque<Slice>,
+    slices: VecDeque<PathSlice>,
 }
 
-struct Slice {
+struct PathSlice {
     began: SystemInstant,
     latencies: Histogram,
     parts: PathParts,
@@ -260,7 +260,7 @@ impl Path {
     fn add(&mut self, message: Slow, now: SystemInstant, keep: Duration) {
         let length = keep / SLICES;
         if self.slices.back().is_none_or(|last| now - last.began >= length) {
-            self.slices.push_back(Slice {
+            self.slices.push_back(PathSlice {
                 began: now,
                 latencies: Histogram::default(),
                 parts: PathParts::default(),
