@@ -5,7 +5,7 @@
 //! first, which the branches of a fan-out share.
 //!
 //! ```text
-//!   source ──> [Journey] ──take──> Arrived ──send──> [Journey: + a Stage] ──take──> Arrived ──end of run──> Finished
+//!   source ──> [Journey] ──take──> Arrived ──send──> [Journey: + a JourneyStage] ──take──> Arrived ──end of run──> FinishedJourney
 //!                  │ dropped                             │ dropped, replaced                                    │
 //!                  └──────────────> counted <────────────┘                                          JourneyLog <┘
 //! ```
@@ -33,7 +33,7 @@ use crate::{
 pub(crate) struct Journey {
     log: Arc<JourneyLog>,
     origin: JourneyOrigin,
-    last: Arc<Stage>,
+    last: Arc<JourneyStage>,
     /// The copies to the next reader's location.
     copies: Option<Arc<Spans>>,
     /// Its end is known, or another one with its past continues: it is not counted when it is dropped.
@@ -49,7 +49,7 @@ pub(crate) struct JourneyOrigin {
 }
 
 /// A run that a journey went through.
-pub(crate) struct Stage {
+pub(crate) struct JourneyStage {
     pub(crate) before: Option<Arc<Self>>,
     /// The number of stages up to this one.
     length: u32,
@@ -72,14 +72,14 @@ pub(crate) struct Arrived {
 }
 
 /// A journey that has ended.
-pub(crate) struct Finished {
+pub(crate) struct FinishedJourney {
     pub(crate) origin: JourneyOrigin,
-    pub(crate) last: Arc<Stage>,
+    pub(crate) last: Arc<JourneyStage>,
 }
 
 /// Where the journeys of a flow end.
 pub(crate) struct JourneyLog {
-    finished: Mutex<Vec<Finished>>,
+    finished: Mutex<Vec<FinishedJourney>>,
     /// Journeys whose message was dropped or replaced by a newer one.
     dropped: AtomicU64,
     /// Journeys that were too long, or too many at once.
@@ -97,7 +97,7 @@ impl JourneyLog {
     }
 
     /// Takes the journeys that have ended since the last call.
-    pub(crate) fn take(&self) -> Vec<Finished> {
+    pub(crate) fn take(&self) -> Vec<FinishedJourney> {
         mem::take(&mut *lock(&self.finished))
     }
 
@@ -106,7 +106,7 @@ impl JourneyLog {
         [&self.dropped, &self.lost].map(|count| count.load(Ordering::Relaxed))
     }
 
-    fn push(&self, ended: Finished) {
+    fn push(&self, ended: FinishedJourney) {
         let mut finished = lock(&self.finished);
         if finished.len() < Self::MOST {
             return finished.push(ended);
@@ -151,7 +151,7 @@ impl PathSource {
     /// Begins a journey: of a message that is sent now by a run with this device work.
     pub(crate) fn begin(&self, number: u64, work: &OpenSpans) -> Journey {
         let now = clock::now();
-        let stage = Stage {
+        let stage = JourneyStage {
             before: None,
             length: 1,
             operator: self.operator,
@@ -234,17 +234,17 @@ impl Arrived {
         if !self.continues
             && let Some(last) = self.stage(operator)
         {
-            self.journey.log.push(Finished { origin: self.journey.origin, last: Arc::new(last) });
+            self.journey.log.push(FinishedJourney { origin: self.journey.origin, last: Arc::new(last) });
         }
     }
 
-    fn stage(&self, operator: usize) -> Option<Stage> {
+    fn stage(&self, operator: usize) -> Option<JourneyStage> {
         let Journey { log, last, copies, .. } = &self.journey;
         if last.length == Journey::LONGEST {
             log.lost.fetch_add(1, Ordering::Relaxed);
             return None;
         }
-        Some(Stage {
+        Some(JourneyStage {
             before: Some(last.clone()),
             length: last.length + 1,
             operator,

@@ -27,7 +27,7 @@ use tokio::time::Instant;
 
 use super::histogram::Histogram;
 use crate::{
-    hub::journey::{Finished, JourneyLog, Stage},
+    hub::journey::{FinishedJourney, JourneyLog, JourneyStage},
     operator::control::Control,
     stream::{SpanReader, Spans},
     sync::{Level, Mutex, lock},
@@ -152,7 +152,7 @@ pub(super) struct Paths {
 
 #[derive(Default)]
 struct State {
-    waiting: VecDeque<(SystemInstant, Finished)>,
+    waiting: VecDeque<(SystemInstant, FinishedJourney)>,
     paths: FxHashMap<Box<[usize]>, Path>,
     other: Path,
     lost: u64,
@@ -209,7 +209,7 @@ impl Paths {
         state.lost += surplus as u64;
         let mut open = VecDeque::new();
         while let Some((since, ended)) = state.waiting.pop_front() {
-            if is_last || now - since >= LONGEST_WAIT || stages(&ended.last).all(Stage::is_known) {
+            if is_last || now - since >= LONGEST_WAIT || stages(&ended.last).all(JourneyStage::is_known) {
                 state.add(&ended, now, self.keep);
                 done.push((since, ended));
             } else {
@@ -236,7 +236,7 @@ impl Paths {
 }
 
 impl State {
-    fn add(&mut self, ended: &Finished, now: SystemInstant, keep: Duration) {
+    fn add(&mut self, ended: &FinishedJourney, now: SystemInstant, keep: Duration) {
         let mut operators: SmallVec<[usize; 16]> = stages(&ended.last).map(|stage| stage.operator).collect();
         operators.reverse();
         let mut seen = SmallVec::<[usize; 16]>::new();
@@ -313,11 +313,11 @@ impl From<Slow> for SlowMessage {
 }
 
 /// From the last one back to the source.
-fn stages(last: &Arc<Stage>) -> impl Iterator<Item = &Stage> {
+fn stages(last: &Arc<JourneyStage>) -> impl Iterator<Item = &JourneyStage> {
     std::iter::successors(Some(&**last), |stage| stage.before.as_deref())
 }
 
-impl Stage {
+impl JourneyStage {
     /// True if the times of its device work are known.
     fn is_known(&self) -> bool {
         self.work.are_known() && self.copies.as_deref().is_none_or(Spans::are_known)
@@ -328,7 +328,7 @@ impl Stage {
 const KINDS: usize = 3;
 
 /// The latency of a message, and its parts.
-fn measure(ended: &Finished) -> (Duration, PathParts) {
+fn measure(ended: &FinishedJourney) -> (Duration, PathParts) {
     let (origin, last) = (ended.origin.at, &ended.last);
     let end = last.work.times().iter().map(|(_, end)| *end).fold(last.left, Instant::max);
     // Where one of three kinds begins or ends.

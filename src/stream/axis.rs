@@ -22,7 +22,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::spans::{EventPool, TimedEvent};
+use super::spans::{EventPool, PooledEvent};
 use crate::device::backend::{RawEvent, RawStream, StreamSpec};
 
 /// The time between two anchors.
@@ -56,7 +56,7 @@ struct Axis {
 }
 
 struct Anchor {
-    event: TimedEvent,
+    event: PooledEvent,
     at: SystemInstant,
 }
 

@@ -15,7 +15,7 @@ use std::{fmt, sync::Arc};
 
 use tokio::time::Instant;
 
-use super::spans::{EventPool, OpenSpans, PendingSpan, SpanOwner, TimedEvent};
+use super::spans::{EventPool, OpenSpans, PendingSpan, PooledEvent, SpanOwner};
 use crate::{
     clock,
     device::backend::{Backend, RawStream},
@@ -37,7 +37,7 @@ enum Phase {
     /// The next operation begins a span.
     Armed,
     /// In a span, and when the calls that enqueued its event and its first operation began and ended.
-    In(TimedEvent, Instant, Option<Instant>),
+    In(PooledEvent, Instant, Option<Instant>),
 }
 
 impl Meter {
@@ -107,7 +107,7 @@ impl Meter {
         reader.push(PendingSpan { owner, from, to, began, enqueued: enqueued.unwrap_or(began), stream: stream.0 });
     }
 
-    fn record(&self, stream: RawStream) -> Result<TimedEvent> {
+    fn record(&self, stream: RawStream) -> Result<PooledEvent> {
         let event = self.pool.take()?;
         self.pool.backend.event_record(event.raw, stream).map(|()| event)
     }

@@ -174,8 +174,8 @@ pub(crate) struct SpanOwner {
 /// A span that the device may not have passed yet.
 pub(super) struct PendingSpan {
     pub(super) owner: SpanOwner,
-    pub(super) from: TimedEvent,
-    pub(super) to: TimedEvent,
+    pub(super) from: PooledEvent,
+    pub(super) to: PooledEvent,
     /// When the calls that enqueued its first event and its first operation began and ended.
     pub(super) began: Instant,
     pub(super) enqueued: Instant,
@@ -193,7 +193,7 @@ pub(crate) struct PassedSpan {
 }
 
 /// A timed event, which returns to its pool.
-pub(super) struct TimedEvent {
+pub(super) struct PooledEvent {
     pub(super) raw: RawEvent,
     pub(super) pool: Arc<EventPool>,
 }
@@ -213,14 +213,14 @@ impl EventPool {
         Arc::new(Self { backend: backend.clone(), device: device.into(), idle: Mutex::default() })
     }
 
-    pub(super) fn take(self: &Arc<Self>) -> crate::Result<TimedEvent> {
+    pub(super) fn take(self: &Arc<Self>) -> crate::Result<PooledEvent> {
         let idle = lock(&self.idle).pop();
         let raw = idle.map_or_else(|| self.backend.event_create(true), Ok)?;
-        Ok(TimedEvent { raw, pool: self.clone() })
+        Ok(PooledEvent { raw, pool: self.clone() })
     }
 }
 
-impl Drop for TimedEvent {
+impl Drop for PooledEvent {
     fn drop(&mut self) {
         let mut idle = lock(&self.pool.idle);
         if idle.len() < EventPool::MOST {
