@@ -80,7 +80,7 @@
 //! `wakeline-observer`, looks at it every 10 ms. It takes no more than 1 % of a core: with very many operators it looks
 //! less often. It is no thread of the runtime, and so sees what blocks the runtime's.
 //!
-//! Time is real time, also where tokio's clock is paused and in a simulation. A flow is observed from when its operators have
+//! Time is real time, also where tokio's clock is paused and in a simulation; only the paths' times are of tokio's clock. A flow is observed from when its operators have
 //! started.
 //!
 //! Shares are shares of the samples. A share of 50 % in 1,000 samples, 10 s, is exact to 3 percentage points (two standard
@@ -159,7 +159,8 @@ impl Observe {
     }
 
     /// Sets how much of the past is kept, between 100 ms and an hour, for flows that it is given from now on: the
-    /// window of all shares and rates. It takes some 1,700 bytes for an operator and 700 for a hub, however long.
+    /// window of all shares and rates. It takes some 1,700 bytes for an operator, 700 for a hub and at most
+    /// 20,000 for a path, however long.
     #[must_use]
     pub fn keep(mut self, time: Duration) -> Self {
         self.sampling.keep = time.clamp(KEEP.0, KEEP.1);

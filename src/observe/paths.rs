@@ -33,7 +33,7 @@ use crate::{
     sync::{Level, Mutex, lock},
 };
 
-/// The maximum number of paths that are told apart.
+/// The maximum number of paths that are distinguished.
 const MOST: usize = 64;
 /// Slow messages that are kept, of each path and slice.
 const SLOWEST: usize = 5;
@@ -54,13 +54,13 @@ const LONGEST_WAIT: Duration = Duration::from_secs(10);
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct PathSnapshot {
-    /// The names of its operators in the order of their first visits. Empty for all paths that are not told apart, once
-    /// there are more than 64.
+    /// The names of its operators in the order of their first visits. Empty for the sum of all further
+    /// paths, once there are 64.
     pub operators: Vec<Arc<str>>,
     /// The number of messages that were measured since the flow's begin.
     pub count: u64,
     /// Of the messages in the window that were measured, half took at most this time. All percentiles are exact or at most
-    /// 6.25 % too high.
+    /// 6.25 % too high, and zero if there was no message.
     pub p50: Duration,
     /// 90 % took at most this time.
     pub p90: Duration,
@@ -229,7 +229,7 @@ impl Paths {
             paths.push((&[], &state.other));
         }
         let names = |operators: &[usize]| operators.iter().map(|number| control.names[*number].clone()).collect();
-        let all = paths.into_iter().map(|(operators, path)| path.snapshot(names(operators))).collect();
+        let all = paths.into_iter().map(|(operators, path)| path.snapshot(names(operators), self.keep)).collect();
         let [dropped, lost] = self.log.counts();
         (all, PathCounts { every: self.every, dropped, lost: lost + state.lost })
     }
@@ -267,7 +267,7 @@ impl Path {
                 slowest: Vec::with_capacity(SLOWEST + 1),
             });
         }
-        while self.slices.front().is_some_and(|first| now - first.began > keep + length) {
+        while self.slices.front().is_some_and(|first| !first.is_recent(now, keep)) {
             self.slices.pop_front();
         }
         self.count += 1;
@@ -277,10 +277,11 @@ impl Path {
         keep_slowest(&mut slice.slowest, message);
     }
 
-    fn snapshot(&self, operators: Vec<Arc<str>>) -> PathSnapshot {
+    fn snapshot(&self, operators: Vec<Arc<str>>, keep: Duration) -> PathSnapshot {
         let mut latencies = Histogram::default();
         let (mut parts, mut slowest) = (PathParts::default(), Vec::new());
-        for slice in &self.slices {
+        // Those of a path that has no messages any more are still there.
+        for slice in self.slices.iter().filter(|slice| slice.is_recent(SystemInstant::now(), keep)) {
             latencies.merge(&slice.latencies);
             parts.add(&slice.parts);
             slice.slowest.iter().for_each(|message| keep_slowest(&mut slowest, *message));
@@ -297,6 +298,13 @@ impl Path {
             parts: parts.div(latencies.total()),
             slowest: slowest.into_iter().map(SlowMessage::from).collect(),
         }
+    }
+}
+
+impl PathSlice {
+    /// True if its messages may be in the window.
+    fn is_recent(&self, now: SystemInstant, keep: Duration) -> bool {
+        now.saturating_duration_since(self.began) <= keep + keep / SLICES
     }
 }
 
@@ -353,4 +361,27 @@ fn measure(ended: &FinishedJourney) -> (Duration, PathParts) {
     }
     let [device, copy, host, queued] = sums;
     (at - origin, PathParts { queued, host, device, copy })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A path whose messages have ceased keeps its count, and no percentiles of what is past.
+    #[test]
+    fn what_is_older_than_the_window_is_not_shown() {
+        const KEEP: Duration = Duration::from_secs(1);
+        let mut path = Path::default();
+        let latency = Duration::from_millis(3);
+        let parts = PathParts { host: latency, ..PathParts::default() };
+        let message = Slow { number: 7, at: Instant::now(), latency, parts };
+        path.add(message, SystemInstant::now(), KEEP);
+        let shown = path.snapshot(Vec::new(), KEEP);
+        assert_eq!((shown.count, shown.max, shown.parts, shown.slowest[0].number), (1, latency, parts, 7));
+        // As if it had been added two windows ago.
+        let Some(past) = SystemInstant::now().checked_sub(2 * KEEP) else { return };
+        path.slices[0].began = past;
+        let shown = path.snapshot(Vec::new(), KEEP);
+        assert_eq!((shown.count, shown.p50, shown.max, shown.slowest.len()), (1, Duration::ZERO, Duration::ZERO, 0));
+    }
 }

@@ -362,7 +362,7 @@ impl Snapshot {
 }
 
 impl PathSnapshot {
-    /// Its operators with arrows: `read > upper > write`; `other` for all those that are not told apart.
+    /// Its operators with arrows: `read > upper > write`; `other` for the sum of all further paths.
     pub fn name(&self) -> String {
         if self.operators.is_empty() { "other".into() } else { self.operators.join(" > ") }
     }

@@ -22,7 +22,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::spans::{EventPool, PooledEvent};
+use super::event_pool::{EventPool, PooledEvent};
 use crate::device::backend::{RawEvent, RawStream, StreamSpec};
 
 /// The time between two anchors.
@@ -87,7 +87,7 @@ impl Axis {
     fn new(pool: &EventPool) -> Option<Self> {
         let spec = StreamSpec { name: "anchors".into(), priority: 0, non_blocking: true };
         let stream = pool.backend.stream_create(&spec).ok()?;
-        let pool = EventPool::new(&pool.backend, &pool.device);
+        let pool = EventPool::new(&pool.backend);
         let mut axis = Self { pool, stream, anchors: VecDeque::new(), rate: 1.0, tried: SystemInstant::now() };
         axis.add_anchor();
         Some(axis)

@@ -259,7 +259,7 @@ impl Stream {
     pub(crate) fn begin_run(&self, owner: SpanOwner) {
         let _later = Deferred::new();
         let mut order = lock(&self.0.order);
-        let meter = order.meter.get_or_insert_with(|| Meter::new(&self.0.backend, self.0.device.name()));
+        let meter = order.meter.get_or_insert_with(|| Meter::new(&self.0.backend));
         let before = meter.begin_run(owner);
         drop(order);
         drop(before);

@@ -15,7 +15,10 @@ use std::{fmt, sync::Arc};
 
 use tokio::time::Instant;
 
-use super::spans::{EventPool, OpenSpans, PendingSpan, PooledEvent, SpanOwner};
+use super::{
+    event_pool::{EventPool, PooledEvent},
+    spans::{OpenSpans, PendingSpan, SpanOwner},
+};
 use crate::{
     clock,
     device::backend::{Backend, RawStream},
@@ -41,8 +44,8 @@ enum Phase {
 }
 
 impl Meter {
-    pub(super) fn new(backend: &Arc<dyn Backend>, device: &str) -> Box<Self> {
-        Box::new(Self { pool: EventPool::new(backend, device), owner: None, phase: Phase::Off, recorded: false })
+    pub(super) fn new(backend: &Arc<dyn Backend>) -> Box<Self> {
+        Box::new(Self { pool: EventPool::new(backend), owner: None, phase: Phase::Off, recorded: false })
     }
 
     /// Begins to measure a run. Returns what it measured until then.
@@ -101,10 +104,11 @@ impl Meter {
             return;
         }
         let Phase::In(from, began, enqueued) = std::mem::replace(&mut self.phase, Phase::Armed) else { return };
-        let (Ok(to), Some(owner)) = (self.record(stream), self.owner.clone()) else { return self.give_up() };
+        let (Ok(to), Some(owner)) = (self.record(stream), self.owner.as_ref()) else { return self.give_up() };
+        let (run, times, spans) = (owner.run, owner.times.clone(), owner.spans.clone());
+        let (enqueued, stream) = (enqueued.unwrap_or(began), stream.0);
+        owner.reader.push(PendingSpan { run, times, spans, from, to, began, enqueued, stream });
         self.recorded = true;
-        let reader = owner.reader.clone();
-        reader.push(PendingSpan { owner, from, to, began, enqueued: enqueued.unwrap_or(began), stream: stream.0 });
     }
 
     fn record(&self, stream: RawStream) -> Result<PooledEvent> {

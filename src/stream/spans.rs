@@ -14,7 +14,7 @@ use std::{
     fmt,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -22,99 +22,12 @@ use std::{
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::axis::Axes;
-use crate::{
-    device::backend::{Backend, RawEvent},
-    sync::{Deferred, Level, Mutex, lock},
+use super::{
+    axis::Axes,
+    device_times::DeviceTimes,
+    event_pool::{EventPool, PooledEvent},
 };
-
-/// The device time spent on the runs of one operator.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct DeviceTime {
-    /// The total of all measured runs.
-    pub total: Duration,
-    /// The longest measured run.
-    pub longest: Duration,
-    /// How many runs were measured: those that enqueued work into the operator's stream.
-    pub runs: u64,
-    /// Runs that were not measured, because the device was too far behind or was lost.
-    pub missed: u64,
-}
-
-impl DeviceTime {
-    /// The average device time of a run; zero if none was measured.
-    pub fn mean(&self) -> Duration {
-        if self.runs == 0 { Duration::ZERO } else { self.total.div_f64(self.runs as f64) }
-    }
-}
-
-/// The device times of one operator's runs.
-#[derive(Debug, Default)]
-pub(crate) struct DeviceTimes {
-    sums: Mutex<Sums>,
-    /// Spans that wait to be read.
-    pending: AtomicUsize,
-    /// The number of runs that were begun: also of the workers of one operator, none has the same number.
-    begun: AtomicU64,
-}
-
-#[derive(Debug, Default)]
-struct Sums {
-    all: DeviceTime,
-    /// The run that is being read, with its time so far.
-    reading: Option<(u64, Duration)>,
-    last_missed: Option<u64>,
-}
-
-impl DeviceTimes {
-    /// The number of a run that begins.
-    pub(crate) fn begin(&self) -> u64 {
-        self.begun.fetch_add(1, Ordering::Relaxed)
-    }
-
-    /// The sums of all runs that were read.
-    pub(crate) fn sums(&self) -> DeviceTime {
-        let sums = lock(&self.sums);
-        let mut all = sums.all;
-        if let Some((_, took)) = sums.reading {
-            all.add(took);
-        }
-        all
-    }
-
-    fn add(&self, run: u64, took: Duration) {
-        let mut sums = lock(&self.sums);
-        match &mut sums.reading {
-            Some((of, so_far)) if *of == run => *so_far += took,
-            _ => {
-                if let Some((_, took)) = sums.reading.replace((run, took)) {
-                    sums.all.add(took);
-                }
-            }
-        }
-    }
-
-    /// Counts a run whose time cannot be read.
-    pub(super) fn miss(&self, run: u64) {
-        let mut sums = lock(&self.sums);
-        if sums.last_missed != Some(run) {
-            sums.last_missed = Some(run);
-            sums.all.missed += 1;
-            // Its time so far is not that of the whole run.
-            sums.reading = sums.reading.filter(|(reading, _)| *reading != run);
-        }
-    }
-}
-
-impl DeviceTime {
-    fn add(&mut self, took: Duration) {
-        self.runs += 1;
-        self.total += took;
-        self.longest = self.longest.max(took);
-    }
-}
+use crate::sync::{Deferred, Level, Mutex, lock};
 
 /// The device work of one run or copy.
 #[derive(Debug)]
@@ -173,7 +86,9 @@ pub(crate) struct SpanOwner {
 
 /// A span that the device may not have passed yet.
 pub(super) struct PendingSpan {
-    pub(super) owner: SpanOwner,
+    pub(super) run: u64,
+    pub(super) times: Arc<DeviceTimes>,
+    pub(super) spans: SmallVec<[OpenSpans; 1]>,
     pub(super) from: PooledEvent,
     pub(super) to: PooledEvent,
     /// When the calls that enqueued its first event and its first operation began and ended.
@@ -190,52 +105,6 @@ pub(crate) struct PassedSpan {
     pub(crate) ended: Instant,
     /// How far the times before clamping lay outside of the host's: before the enqueue, after the completion was seen.
     pub(crate) outside: Duration,
-}
-
-/// A timed event, which returns to its pool.
-pub(super) struct PooledEvent {
-    pub(super) raw: RawEvent,
-    pub(super) pool: Arc<EventPool>,
-}
-
-/// The unused timed events of a device.
-pub(super) struct EventPool {
-    pub(super) backend: Arc<dyn Backend>,
-    pub(super) device: Arc<str>,
-    idle: Mutex<Vec<RawEvent>>,
-}
-
-impl EventPool {
-    /// Unused events that are kept.
-    const MOST: usize = 1024;
-
-    pub(super) fn new(backend: &Arc<dyn Backend>, device: &str) -> Arc<Self> {
-        Arc::new(Self { backend: backend.clone(), device: device.into(), idle: Mutex::default() })
-    }
-
-    pub(super) fn take(self: &Arc<Self>) -> crate::Result<PooledEvent> {
-        let idle = lock(&self.idle).pop();
-        let raw = idle.map_or_else(|| self.backend.event_create(true), Ok)?;
-        Ok(PooledEvent { raw, pool: self.clone() })
-    }
-}
-
-impl Drop for PooledEvent {
-    fn drop(&mut self) {
-        let mut idle = lock(&self.pool.idle);
-        if idle.len() < EventPool::MOST {
-            return idle.push(self.raw);
-        }
-        drop(idle);
-        self.pool.backend.event_destroy(self.raw);
-    }
-}
-
-impl Drop for EventPool {
-    fn drop(&mut self) {
-        let idle = std::mem::take(&mut *lock(&self.idle));
-        idle.into_iter().for_each(|event| self.backend.event_destroy(event));
-    }
 }
 
 /// Reads the spans of a flow.
@@ -292,11 +161,11 @@ impl SpanReader {
     pub(super) fn push(&self, span: PendingSpan) {
         let mut pending = lock(&self.pending);
         if pending.len() < Self::MOST {
-            span.owner.times.pending.fetch_add(1, Ordering::Relaxed);
+            span.times.pending.fetch_add(1, Ordering::Relaxed);
             return pending.push(span);
         }
         drop(pending);
-        span.owner.times.miss(span.owner.run);
+        span.times.miss(span.run);
     }
 
     /// Reads the spans that the devices have passed, and calls `found` with each, with a lock held. Without it, only those
@@ -319,7 +188,7 @@ impl SpanReader {
             }
             match span.pool().backend.event_query(span.to.raw) {
                 Ok(true) => match span.took() {
-                    Some(_) if found.is_none() && span.owner.spans.is_empty() => {}
+                    Some(_) if found.is_none() && span.spans.is_empty() => {}
                     Some(took) => span.place(took, &mut axes).into_iter().for_each(|passed| {
                         found.iter_mut().for_each(|found| found(passed));
                     }),
@@ -353,7 +222,7 @@ impl SpanReader {
     /// Reads the spans of an operator that has stopped, and counts those that are not passed as missed.
     pub(crate) fn settle(&self, times: &Arc<DeviceTimes>) {
         self.read(None);
-        let is_its = |span: &mut PendingSpan| Arc::ptr_eq(&span.owner.times, times);
+        let is_its = |span: &mut PendingSpan| Arc::ptr_eq(&span.times, times);
         let left: Vec<_> = lock(&self.pending).extract_if(.., is_its).collect();
         left.into_iter().for_each(PendingSpan::miss);
     }
@@ -365,16 +234,15 @@ impl PendingSpan {
     }
 
     fn miss(self) {
-        self.owner.times.pending.fetch_sub(1, Ordering::Relaxed);
-        self.owner.times.miss(self.owner.run);
+        self.times.pending.fetch_sub(1, Ordering::Relaxed);
+        self.times.miss(self.run);
     }
 
     /// The time that it took. Counts it.
     fn took(&self) -> Option<Duration> {
         let took = self.pool().backend.event_elapsed(self.from.raw, self.to.raw).ok()?;
-        let SpanOwner { run, times, .. } = &self.owner;
-        times.pending.fetch_sub(1, Ordering::Relaxed);
-        times.add(*run, took);
+        self.times.pending.fetch_sub(1, Ordering::Relaxed);
+        self.times.add(self.run, took);
         Some(took)
     }
 
@@ -387,7 +255,7 @@ impl PendingSpan {
         let early = self.began.saturating_duration_since(began);
         let outside = early.max(exact.saturating_duration_since(seen));
         let began = began.clamp(self.enqueued, ended);
-        for OpenSpans(spans) in &self.owner.spans {
+        for OpenSpans(spans) in &self.spans {
             lock(&spans.times).push((began, ended));
         }
         Some(PassedSpan { began, ended, outside })
@@ -397,11 +265,5 @@ impl PendingSpan {
 impl fmt::Debug for SpanReader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SpanReader").field("pending", &lock(&self.pending).len()).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for EventPool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EventPool").field("device", &self.device).finish_non_exhaustive()
     }
 }

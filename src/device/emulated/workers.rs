@@ -12,6 +12,7 @@
 //! behind wakes the next.
 
 use std::{
+    collections::BTreeSet,
     fmt,
     sync::{Arc, LazyLock, Weak},
     thread::{self, JoinHandle},
@@ -50,6 +51,8 @@ pub(super) struct EngineState {
     pub(super) machine: Machine<Work>,
     workers: FxHashMap<DeviceId, Workers>,
     waiting_calls: usize,
+    /// The streams of a simulation in which time passes.
+    pauses: BTreeSet<StreamId>,
 }
 
 #[derive(Debug)]
@@ -231,13 +234,9 @@ impl Engine {
                     continue;
                 }
                 // No time passes during the call.
-                let pauses = simulation.upgrade().map(|simulation| (simulation.take_pauses(), simulation));
-                if let Some((pauses, simulation)) = pauses
-                    && !pauses.is_empty()
-                {
+                if let Some(paused) = state.pauses.first().copied() {
                     drop(state);
-                    drop(simulation);
-                    pauses.into_iter().for_each(|stream| self.finish(stream));
+                    self.end_pause(paused);
                     state = lock(&self.state);
                     continue;
                 }
@@ -275,9 +274,12 @@ impl Engine {
         drop(state);
     }
 
-    /// Ends a pause of a stream.
-    pub(super) fn finish(&self, stream: StreamId) {
+    /// Ends the pause of a stream, unless a call has ended it.
+    pub(super) fn end_pause(&self, stream: StreamId) {
         let mut state = lock(&self.state);
+        if !state.pauses.remove(&stream) {
+            return;
+        }
         state.machine.finish(stream);
         let notifies = state.notify_workers(None);
         if state.waiting_calls > 0 {
@@ -316,6 +318,7 @@ impl Engine {
         note(&state, &begun);
         if let (StartedEntry::Work(Work::Pause(time)), Some(simulation)) = (&begun, &self.simulation) {
             let (time, simulation) = (*time, simulation.upgrade());
+            state.pauses.insert(stream);
             drop(state);
             // It finishes later. The end of a simulation fails its devices.
             simulation.into_iter().for_each(|simulation| simulation.pause(stream, time));

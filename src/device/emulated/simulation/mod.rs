@@ -98,8 +98,6 @@ struct State {
     tasks: BTreeMap<TaskId, TaskEntry>,
     ready: BTreeSet<TaskId>,
     ticks: Vec<Tick>,
-    /// The streams in which time passes.
-    pauses: BTreeSet<StreamId>,
     next_task: TaskId,
     devices: u64,
     /// True from the first poll of a run to its end.
@@ -142,7 +140,6 @@ impl Simulation {
             tasks: BTreeMap::new(),
             ready: BTreeSet::new(),
             ticks: Vec::new(),
-            pauses: BTreeSet::new(),
             next_task: ROOT + 1,
             devices: 0,
             running: false,
@@ -348,22 +345,14 @@ impl SimulationCore {
 
     /// Lets time pass in a stream whose entry has begun.
     pub(super) fn pause(self: Arc<Self>, stream: StreamId, time: Duration) {
-        lock(&self.state).pauses.insert(stream);
         let core = Arc::downgrade(&self);
         let end = move || {
-            if let Some(core) = core.upgrade()
-                && lock(&core.state).pauses.remove(&stream)
-            {
-                core.engine.finish(stream);
+            if let Some(core) = core.upgrade() {
+                core.engine.end_pause(stream);
             }
             false
         };
         SimulationHandle { core: self }.on_idle_every(time, Box::new(end));
-    }
-
-    /// The streams in which time passes, for a call that ends their pauses.
-    pub(super) fn take_pauses(&self) -> BTreeSet<StreamId> {
-        std::mem::take(&mut lock(&self.state).pauses)
     }
 
     fn step_stream(&self, stream: StreamId) {
