@@ -33,6 +33,7 @@ mod joined;
 mod observe;
 mod open_ends;
 mod outside;
+mod paths;
 mod queues;
 mod service;
 mod service_drops;

