@@ -6,6 +6,7 @@
 //! cargo bench -p wakeline-benches --bench stage                                  everything
 //! cargo bench -p wakeline-benches --bench stage -- own 3                         own or shared (streams); 1, 3, 8 or all (threads)
 //! cargo bench -p wakeline-benches --bench stage -- allocations                   heap allocations per message
+//! cargo bench -p wakeline-benches --bench stage -- observed                      what observing costs a stage
 //! ```
 //!
 //! Needs a CUDA device. With `WAKELINE_DEVICE=emulated` wakeline runs on the emulated device, which only checks that
@@ -36,7 +37,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use wakeline::{Device, device::Emulated};
+use wakeline::{Device, device::Emulated, observe::Observe};
 
 use bare::Bare;
 use figure::{alternate, figure, median};
@@ -146,6 +147,22 @@ fn measure(name: &str, device: &Device, bare: Option<(&Gpu, Kernel)>, streams: S
     beside("lag", "ms", |window| window.lag);
 }
 
+/// What observing costs a stage: paths alone, and with device times, beside the same chain unobserved.
+fn measure_observed(device: &Device) {
+    let plain = Ours::new(device, Streams::Own, 1);
+    for (name, observe) in [("paths", Observe::new().device_times(false)), ("device_times", Observe::new())] {
+        let observed = Ours::new(device, Streams::Own, 1).observed(observe);
+        let (mut plains, mut owns) = (Vec::new(), Vec::new());
+        for _ in 0..3 * ROUNDS {
+            plains.push(plain.measure().cpu);
+            owns.push(observed.measure().cpu);
+        }
+        let more = median(owns.iter().zip(&plains).map(|(own, plain)| own - plain).collect());
+        figure(&format!("stage.observed.{name}"), median(owns), "us", median(plains));
+        figure(&format!("stage.observed.{name}.more"), more, "us", 0.3);
+    }
+}
+
 fn main() {
     if !figure::asked() {
         return;
@@ -160,7 +177,9 @@ fn main() {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
     let named = |name: &str| words.iter().any(|word| word == name);
     let known = |word: &str| {
-        word == "allocations" || threads.iter().any(|(name, _)| *name == word) || streams.iter().any(|s| s.0 == word)
+        matches!(word, "allocations" | "observed")
+            || threads.iter().any(|(name, _)| *name == word)
+            || streams.iter().any(|s| s.0 == word)
     };
     if let Some(word) = words.iter().find(|word| !known(word)) {
         eprintln!("stage: `{word}` is not an argument: see the top of benches/stage/main.rs");
@@ -168,7 +187,7 @@ fn main() {
     }
     let any_threads = !threads.iter().any(|(name, _)| named(name));
     let any_streams = !streams.iter().any(|(name, _)| named(name));
-    let times = words.is_empty() || words.iter().any(|word| word != "allocations");
+    let times = words.is_empty() || words.iter().any(|word| !matches!(&**word, "allocations" | "observed"));
 
     let emulated = std::env::var("WAKELINE_DEVICE").is_ok_and(|device| device == "emulated");
     let device = match if emulated { Ok(Device::emulated(Emulated::new())) } else { Device::cuda(0) } {
@@ -182,6 +201,9 @@ fn main() {
         (gpu, kernel)
     });
 
+    if words.is_empty() || named("observed") {
+        measure_observed(&device);
+    }
     for (at, streams) in streams.into_iter().filter(|(name, _)| any_streams || named(name)) {
         if times {
             for (count, threads) in threads.into_iter().filter(|(name, _)| any_threads || named(name)) {

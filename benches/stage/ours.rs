@@ -7,7 +7,7 @@ use std::{
 };
 
 use tokio::runtime::Runtime;
-use wakeline::{Running, Stream, kernel::Grid, prelude::*};
+use wakeline::{Running, Stream, kernel::Grid, observe::Observe, prelude::*};
 
 use crate::{CAPACITY, ELEMENTS, ENVELOPES, STAGES, Streams, Watch, Window, allocations, step::step};
 
@@ -80,12 +80,13 @@ impl Operator for Drain {
     }
 }
 
-fn chain(device: &Device, streams: Streams, watch: &Arc<Watch>, number: usize) -> Flow {
+fn chain(device: &Device, streams: Streams, watch: &Arc<Watch>, number: usize, observe: Option<&Observe>) -> Flow {
     let shared = match streams {
         Streams::Own => None,
         Streams::Shared => Some(Stream::named(device, "shared").expect("a stream")),
     };
     let mut flow = Flow::new(format!("chain {number}"));
+    observe.into_iter().for_each(|observe| flow.observe(observe));
     let feed = flow.add("feed", Feed).on(device);
     let hub = HubOptions::bounded(CAPACITY);
     let mut from = feed.out;
@@ -106,6 +107,7 @@ pub(crate) struct Ours {
     threads: usize,
     device: Device,
     streams: Streams,
+    observe: Option<Observe>,
 }
 
 impl Ours {
@@ -115,12 +117,18 @@ impl Ours {
             _ => tokio::runtime::Builder::new_multi_thread(),
         };
         let runtime = builder.worker_threads(threads).enable_all().build().expect("a runtime");
-        Self { runtime, threads, device: device.clone(), streams }
+        Self { runtime, threads, device: device.clone(), streams, observe: None }
+    }
+
+    /// Its flows are observed.
+    pub(crate) fn observed(self, observe: Observe) -> Self {
+        Self { observe: Some(observe), ..self }
     }
 
     fn start(&self) -> (Arc<Watch>, Vec<Running>) {
         let watch = Arc::new(Watch::new(self.threads));
-        let chains = (0..self.threads).map(|number| chain(&self.device, self.streams, &watch, number));
+        let chains =
+            (0..self.threads).map(|number| chain(&self.device, self.streams, &watch, number, self.observe.as_ref()));
         let _inside = self.runtime.enter();
         let running = chains.map(|flow| flow.spawn().expect("a valid flow")).collect();
         (watch, running)

@@ -177,9 +177,9 @@ impl Observe {
     }
 
     /// Sets whether the device work of operators is timed, for flows that it is given from now on: of runs that a followed
-    /// message goes through, and of one run in as many as there are messages to a followed one. Only work on the
-    /// operator's own stream and copies by hubs are timed. Two timed events cost a run 2.6 us where it is timed
-    /// (H100, `guide/facts.md`).
+    /// message goes through, and of one run in as many as there are messages to a followed one if none of those was
+    /// timed. Only work on the operator's own stream and copies by hubs are timed. Two timed events cost a run 2.6 us
+    /// where it is timed (H100, `guide/facts.md`).
     #[must_use]
     pub fn device_times(mut self, on: bool) -> Self {
         self.sampling.device_times = on;

@@ -61,9 +61,8 @@ pub(super) struct WorkContext {
     stream: Option<Stream>,
     /// A run begins with a call of [`prepare`](Self::prepare).
     prepares: bool,
-    /// Whether the current run is timed on the device, and the number of runs until the next one that is.
+    /// Whether the current run is timed on the device, with or without a journey.
     is_timed: bool,
-    untimed_left: u32,
     context: Arc<RunContext>,
 }
 
@@ -72,7 +71,7 @@ impl WorkContext {
         let samples = context.observed().is_some_and(|observed| observed.samples);
         let prepares = streams.is_some() || samples;
         let context = Arc::new(context);
-        Self { streams, stream: None, prepares, is_timed: false, untimed_left: 0, context }
+        Self { streams, stream: None, prepares, is_timed: false, context }
     }
 
     #[inline(never)]
@@ -82,8 +81,7 @@ impl WorkContext {
         }
         let Some(observed) = self.context.observed() else { return };
         if let Some(work) = &observed.work {
-            self.is_timed = self.untimed_left == 0;
-            self.untimed_left = if self.is_timed { work.every - 1 } else { self.untimed_left - 1 };
+            self.is_timed = work.is_due();
             self.begin_timed(work);
         }
         if let Some(number) = observed.source.as_ref().filter(|_| observed.samples).and_then(PathSource::sample) {

@@ -1,6 +1,12 @@
 //! [`Watched`]: what observers want to know of a flow's runs besides its state; [`ObservedRuns`]: of one operator's.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+};
 
 use smallvec::SmallVec;
 
@@ -24,7 +30,7 @@ pub(crate) struct WatchedPaths {
     pub(crate) every: u32,
 }
 
-/// The device work of one run in `every`, and of each run that a journey goes through, is timed.
+/// The device work of each run that a journey goes through is timed, and of one run in `every` without one.
 #[derive(Debug)]
 pub(crate) struct WatchedWork {
     pub(crate) reader: Arc<SpanReader>,
@@ -54,6 +60,7 @@ impl Watched {
                 reader: reader.clone(),
                 times: times.get(operator)?.clone(),
                 every: *every,
+                untimed_left: AtomicU32::new(0),
                 streams: streams.clone(),
             })
         });
@@ -84,7 +91,9 @@ pub(crate) struct ObservedRuns {
 pub(crate) struct TimedRuns {
     reader: Arc<SpanReader>,
     times: Arc<DeviceTimes>,
-    pub(crate) every: u32,
+    every: u32,
+    /// The number of runs until the next one that is timed without a journey.
+    untimed_left: AtomicU32,
     streams: Arc<OperatorStreams>,
 }
 
@@ -92,6 +101,13 @@ impl TimedRuns {
     /// The operator's own stream, if it has one.
     pub(crate) fn stream(&self) -> Option<&Stream> {
         self.streams.own()
+    }
+
+    /// Called before a run, by the task that runs: true if it is to be timed, since none of the last ones was.
+    pub(crate) fn is_due(&self) -> bool {
+        let left = self.untimed_left.load(Ordering::Relaxed);
+        self.untimed_left.store(if left == 0 { self.every - 1 } else { left - 1 }, Ordering::Relaxed);
+        left == 0
     }
 
     /// Begins to time a run.
@@ -107,6 +123,7 @@ impl TimedRuns {
         if stream.add_spans(spans) {
             return false;
         }
+        self.untimed_left.store(self.every - 1, Ordering::Relaxed);
         self.begin(stream, Some(spans.clone()));
         true
     }
@@ -140,11 +157,11 @@ impl TimedRounds {
     /// The owner of the next round's work, if that is timed: for its journeys, or since its turn has come.
     pub(crate) fn next(&mut self, spans: SmallVec<[OpenSpans; 1]>) -> Option<SpanOwner> {
         self.round += 1;
-        let is_due = self.untimed_left == 0;
-        self.untimed_left = if is_due { self.every - 1 } else { self.untimed_left - 1 };
-        if !is_due && spans.is_empty() {
+        if self.untimed_left > 0 && spans.is_empty() {
+            self.untimed_left -= 1;
             return None;
         }
+        self.untimed_left = self.every - 1;
         let (reader, times) = (self.reader.clone(), self.times.clone());
         Some(SpanOwner { reader, run: self.round, times, spans })
     }
