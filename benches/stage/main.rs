@@ -147,19 +147,21 @@ fn measure(name: &str, device: &Device, bare: Option<(&Gpu, Kernel)>, streams: S
     beside("lag", "ms", |window| window.lag);
 }
 
-/// What observing costs a stage: paths alone, and with device times, beside the same chain unobserved.
+/// What observing costs a stage: paths alone, and with device times, beside the same chain unobserved. `more` is the
+/// difference in host time, and `more.cpu` in processor time of all threads, among them the observer's.
 fn measure_observed(device: &Device) {
     let plain = Ours::new(device, Streams::Own, 1);
     for (name, observe) in [("paths", Observe::new().device_times(false)), ("device_times", Observe::new())] {
         let observed = Ours::new(device, Streams::Own, 1).observed(observe);
-        let (mut plains, mut owns) = (Vec::new(), Vec::new());
-        for _ in 0..3 * ROUNDS {
-            plains.push(plain.measure().cpu);
-            owns.push(observed.measure().cpu);
-        }
-        let more = median(owns.iter().zip(&plains).map(|(own, plain)| own - plain).collect());
-        figure(&format!("stage.observed.{name}"), median(owns), "us", median(plains));
-        figure(&format!("stage.observed.{name}.more"), more, "us", 0.3);
+        let rounds: Vec<_> = (0..4 * ROUNDS).map(|_| [plain.measure(), observed.measure()]).collect();
+        let of = |part: fn(&Window) -> f64, name: &str| {
+            let [plain, own] = [0, 1].map(|which| median(rounds.iter().map(|round| part(&round[which])).collect()));
+            let more = median(rounds.iter().map(|[plain, own]| part(own) - part(plain)).collect());
+            figure(name, own, "us", plain);
+            figure(&name.replace("observed", "observed.more"), more, "us", 0.3);
+        };
+        of(|window| window.stage, &format!("stage.observed.{name}"));
+        of(|window| window.cpu, &format!("stage.observed.{name}.cpu"));
     }
 }
 
