@@ -9,7 +9,7 @@ mod probe_waker;
 use std::{
     fmt,
     sync::{
-        Arc, OnceLock,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Wake, Waker},
@@ -63,6 +63,8 @@ struct MoreWakers {
     within: WakerCell,
     /// For a worker: the task of its operator.
     dispatcher: OnceLock<Arc<OperatorTask>>,
+    /// For an operator with concurrent runs: the tasks of its workers, for observers.
+    workers: OnceLock<Vec<Weak<OperatorTask>>>,
 }
 
 /// The operator's own view of its current poll. Written only by its own task.
@@ -146,7 +148,12 @@ impl OperatorTask {
             parking: Parking::new(&activity.tokens, operator),
             activity: activity.clone(),
             waker: OnceLock::new(),
-            wakers: MoreWakers { other: WakerCell::new(), within: WakerCell::new(), dispatcher: OnceLock::new() },
+            wakers: MoreWakers {
+                other: WakerCell::new(),
+                within: WakerCell::new(),
+                dispatcher: OnceLock::new(),
+                workers: OnceLock::new(),
+            },
             poll: CurrentPoll {
                 probe_addr: AtomicUsize::new(0),
                 waits: NotedWaits::new(),
@@ -174,6 +181,16 @@ impl OperatorTask {
         let _ = task.wakers.dispatcher.set(dispatcher.clone());
         task.set(state::MORE_WAKERS, true);
         task
+    }
+
+    /// Shows the tasks of the operator's workers to observers.
+    pub(super) fn show_workers(&self, workers: &[Arc<Self>]) {
+        let _ = self.wakers.workers.set(workers.iter().map(Arc::downgrade).collect());
+    }
+
+    /// The tasks of the operator's workers, if its runs are concurrent.
+    pub(crate) fn workers(&self) -> impl Iterator<Item = Arc<Self>> {
+        self.wakers.workers.get().into_iter().flatten().filter_map(Weak::upgrade)
     }
 
     pub(crate) fn operator(&self) -> usize {
