@@ -21,6 +21,8 @@ use crate::operator::control::{Control, Hubs};
 
 /// The longest time between two checks.
 const RARELY: Duration = Duration::from_secs(10);
+/// The number of operators that are counted behind one that waits. A thousand may have the same thousand behind them.
+const MOST_BEHIND: usize = 100;
 /// The number of operators that a sentence names.
 const NAMED: usize = 3;
 
@@ -187,17 +189,17 @@ impl ChainFinder<'_> {
         }
         // The others wait for each other in a circle: one of them is found.
         let mut reached = FxHashSet::default();
-        reach(&waiting_for, open, &mut reached);
+        reach(&waiting_for, open, usize::MAX, &mut reached);
         for operator in all {
             let is_long = self.seen[operator].is_some_and(|wait| now - wait.since >= self.limit);
             if is_long && !reached.contains(&operator) {
                 first.push(operator);
-                reach(&waiting_for, vec![operator], &mut reached);
+                reach(&waiting_for, vec![operator], usize::MAX, &mut reached);
             }
         }
         let found = first.into_iter().filter_map(|operator| {
             let mut behind = FxHashSet::default();
-            reach(&waiting_for, vec![operator], &mut behind);
+            reach(&waiting_for, vec![operator], MOST_BEHIND, &mut behind);
             behind.remove(&operator);
             let mut behind: Vec<_> = behind.into_iter().collect();
             behind.sort_unstable();
@@ -277,15 +279,24 @@ fn list(all: impl ExactSizeIterator<Item = String>, word: &str) -> String {
     let (count, named) = (all.len(), if all.len() > NAMED + 1 { NAMED } else { NAMED + 1 });
     let mut names: Vec<_> = all.take(named).collect();
     if count > names.len() {
-        names.push(format!("{} others", count - names.len()));
+        let others = count - names.len();
+        names.push(if count < MOST_BEHIND - 1 { format!("{others} others") } else { "many others".into() });
     }
     let last = names.pop().unwrap_or_default();
     if names.is_empty() { last } else { format!("{} {word} {last}", names.join(", ")) }
 }
 
-/// Adds those that wait for one of `open`, directly or not.
-fn reach(waiting_for: &FxHashMap<usize, Vec<usize>>, mut open: Vec<usize>, reached: &mut FxHashSet<usize>) {
+/// Adds those that wait for one of `open`, directly or not, until there are so many.
+fn reach(
+    waiting_for: &FxHashMap<usize, Vec<usize>>,
+    mut open: Vec<usize>,
+    most: usize,
+    reached: &mut FxHashSet<usize>,
+) {
     while let Some(operator) = open.pop() {
+        if reached.len() >= most {
+            return;
+        }
         if reached.insert(operator) {
             open.extend(waiting_for.get(&operator).into_iter().flatten());
         }
@@ -300,5 +311,6 @@ mod tests {
     fn a_list_names_a_few() {
         let of = |count: usize| list((0..count).map(|at| at.to_string()), "and");
         assert_eq!([1, 2, 4, 5].map(of), ["0", "0 and 1", "0, 1, 2 and 3", "0, 1, 2 and 2 others"]);
+        assert_eq!(of(MOST_BEHIND), "0, 1, 2 and many others");
     }
 }

@@ -67,26 +67,40 @@
 //!
 //! # Metrics
 //!
-//! [`Observe::open_metrics`] is the text for a scraper, in the [OpenMetrics] format. It costs only when it is called. All
-//! are labelled with `flow`; those of operators with `operator`, of hubs with `hub`, of sections with `section`, of
-//! devices with `device`.
+//! [`Observe::open_metrics`] is the text for a scraper, in the [OpenMetrics] format. With the feature `metrics`,
+//! `Observe::export_to` writes them to a recorder of the crate [`metrics`]; with the feature `prometheus-client` an
+//! [`Observe`] is a `Collector` for a registry of that crate. All have these metrics, and cost only when they are read.
 //!
-//! | metric | type | meaning |
-//! |---|---|---|
-//! | `wakeline_flow_state` | stateset | what the flow does: the word of its [`FlowState`] |
-//! | `wakeline_operator_activity` | stateset | what the operator does: the word of its [`Activity`] |
-//! | `wakeline_operator_share` | gauge | of how much of the window it did that, by `activity`, as a ratio |
-//! | `wakeline_operator_runs_total` | counter | runs that have ended |
-//! | `wakeline_operator_busy_seconds_total` | counter | the host's time for its runs, with their waits |
-//! | `wakeline_hub_queued_messages` | gauge | messages that were not taken |
-//! | `wakeline_hub_capacity_messages` | gauge | messages that fit in the queue |
-//! | `wakeline_hub_passed_messages_total` | counter | messages that were taken |
-//! | `wakeline_hub_dropped_messages_total` | counter | messages that were dropped |
-//! | `wakeline_hub_envelopes` | gauge | envelopes, by `side` (`writer` or `reader`) and `state` (`free` or `used`) |
-//! | `wakeline_section_rounds_total` | counter | rounds, by `kind` (`replayed` or `streamed`) |
-//! | `wakeline_section_captures_total` | counter | graphs that were captured |
-//! | `wakeline_device_memory_bytes` | gauge | memory by `state` (`in_use`, `waiting`, `cached`) |
-//! | `wakeline_device_memory_peak_bytes` | gauge | the most that was in use or waiting at once |
+//! Each has the label `flow`, and those in the table. Units are seconds, bytes and messages. Shares and the times of
+//! paths are of the [window](Observe::keep); counters are of the flow's whole run. A path's name is that of its
+//! operators, `read > upper > write`.
+//!
+//! | metric | type | labels | meaning |
+//! |---|---|---|---|
+//! | `wakeline_flow_state` | stateset | `wakeline_flow_state` | What the flow does. |
+//! | `wakeline_flow_active_warnings` | gauge | `kind` | Warnings that are not over, of the 64 oldest. |
+//! | `wakeline_flow_warnings_total` | counter | `kind` | Warnings that have begun. |
+//! | `wakeline_operator_activity` | stateset | `operator` `wakeline_operator_activity` | What the operator does. |
+//! | `wakeline_operator_share` | gauge | `operator` `activity` | Of how much of the window the operator did what, as a ratio. |
+//! | `wakeline_operator_runs_total` | counter | `operator` | Runs that have ended. |
+//! | `wakeline_operator_busy_seconds_total` | counter | `operator` | The host's time for its runs, with their waits. |
+//! | `wakeline_operator_device_seconds_total` | counter | `operator` | The device's time for those of its runs that were measured. |
+//! | `wakeline_operator_device_runs_total` | counter | `operator` | Runs whose time on the device was measured. |
+//! | `wakeline_hub_queued_messages` | gauge | `hub` | Messages that were not taken. |
+//! | `wakeline_hub_capacity_messages` | gauge | `hub` | Messages that fit in the queue. |
+//! | `wakeline_hub_passed_messages_total` | counter | `hub` | Messages that were taken. |
+//! | `wakeline_hub_dropped_messages_total` | counter | `hub` | Messages that were dropped. |
+//! | `wakeline_hub_envelopes` | gauge | `hub` `side` `state` | Envelopes of the hub, by side (writer, reader) and state (free, used). |
+//! | `wakeline_section_rounds_total` | counter | `section` `kind` | Rounds of the section, by kind (replayed, streamed). |
+//! | `wakeline_section_captures_total` | counter | `section` | Graphs that were captured. |
+//! | `wakeline_section_device_seconds_total` | counter | `section` | The device's time for those of its replays that were measured. |
+//! | `wakeline_section_device_replays_total` | counter | `section` | Replays whose time on the device was measured. |
+//! | `wakeline_path_latency_seconds` | gauge | `path` `quantile` | The time from the source to where the message ended, of those measured in the window. |
+//! | `wakeline_path_part_seconds` | gauge | `path` `part` | Where the time of an average message went (queued, host, device, copy). |
+//! | `wakeline_path_measured_messages_total` | counter | `path` | Messages that were measured on the path. |
+//! | `wakeline_path_dropped_messages_total` | counter |  | Messages that were to be measured and did not reach an end. |
+//! | `wakeline_device_memory_bytes` | gauge | `device` `state` | Memory that wakeline uses on the device, by state (in_use, waiting, cached). |
+//! | `wakeline_device_memory_peak_bytes` | gauge | `device` | The most memory that was in use or waiting at once. |
 //!
 //! # How it works, and what it costs
 //!
@@ -100,6 +114,7 @@
 //! Shares are shares of the samples. A share of 50 % in 1,000 samples, 10 s, is exact to 3 percentage points (two standard
 //! deviations).
 //!
+//! [`metrics`]: https://docs.rs/metrics
 //! [OpenMetrics]: https://github.com/prometheus/OpenMetrics/blob/main/specification/OpenMetrics.md
 
 mod activity;

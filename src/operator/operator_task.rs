@@ -52,6 +52,8 @@ pub(crate) struct OperatorTask {
     permit: OnceLock<Permit>,
     /// Set if the operator expects messages from outside.
     pacing: OnceLock<Arc<Pacing>>,
+    /// If its runs are concurrent: the tasks of its workers, for observers.
+    workers: OnceLock<Vec<Weak<OperatorTask>>>,
 }
 
 /// The other wakers that are woken with an operator.
@@ -63,8 +65,6 @@ struct MoreWakers {
     within: WakerCell,
     /// For a worker: the task of its operator.
     dispatcher: OnceLock<Arc<OperatorTask>>,
-    /// For an operator with concurrent runs: the tasks of its workers, for observers.
-    workers: OnceLock<Vec<Weak<OperatorTask>>>,
 }
 
 /// The operator's own view of its current poll. Written only by its own task.
@@ -148,12 +148,7 @@ impl OperatorTask {
             parking: Parking::new(&activity.tokens, operator),
             activity: activity.clone(),
             waker: OnceLock::new(),
-            wakers: MoreWakers {
-                other: WakerCell::new(),
-                within: WakerCell::new(),
-                dispatcher: OnceLock::new(),
-                workers: OnceLock::new(),
-            },
+            wakers: MoreWakers { other: WakerCell::new(), within: WakerCell::new(), dispatcher: OnceLock::new() },
             poll: CurrentPoll {
                 probe_addr: AtomicUsize::new(0),
                 waits: NotedWaits::new(),
@@ -164,6 +159,7 @@ impl OperatorTask {
             in_run: Mutex::new(None),
             permit: OnceLock::new(),
             pacing: OnceLock::new(),
+            workers: OnceLock::new(),
             spinning: Spinning::new(),
             status: StatusCell::new(),
         })
@@ -185,12 +181,12 @@ impl OperatorTask {
 
     /// Shows the tasks of the operator's workers to observers.
     pub(super) fn show_workers(&self, workers: &[Arc<Self>]) {
-        let _ = self.wakers.workers.set(workers.iter().map(Arc::downgrade).collect());
+        let _ = self.workers.set(workers.iter().map(Arc::downgrade).collect());
     }
 
     /// The tasks of the operator's workers, if its runs are concurrent.
     pub(crate) fn workers(&self) -> impl Iterator<Item = Arc<Self>> {
-        self.wakers.workers.get().into_iter().flatten().filter_map(Weak::upgrade)
+        self.workers.get().into_iter().flatten().filter_map(Weak::upgrade)
     }
 
     pub(crate) fn operator(&self) -> usize {
