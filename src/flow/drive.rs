@@ -60,6 +60,8 @@ pub(super) struct FlowOperator {
     pub(super) name: Arc<str>,
     pub(super) device: Device,
     pub(super) operator: OwnedOperator,
+    /// It was given a thread of its own, which it may block.
+    pub(super) may_block: bool,
     /// The hubs that the operator's `start` puts chunks into.
     pub(super) fills: Vec<Arc<dyn ChunkHubView>>,
 }
@@ -373,12 +375,16 @@ async fn drive(start: RunSetup, watched: EndWatchersOnDrop, sender: &oneshot::Se
 /// Sets what observers show besides.
 fn set_parts(control: &Arc<Control>, members: &[FlowOperator], stats: &[Arc<section::SectionStats>]) {
     let mut devices = vec![Device::host(); control.tasks.len()];
-    members.iter().for_each(|member| devices[member.index] = member.device.clone());
+    let mut may_block = vec![false; devices.len()];
+    for member in members {
+        devices[member.index] = member.device.clone();
+        may_block[member.index] = member.may_block;
+    }
     let parts = |stats: &Arc<section::SectionStats>| -> SectionParts {
         let (work, stats) = (stats.work.clone(), stats.clone());
         SectionParts { counts: Box::new(move || stats.counts()), work }
     };
-    let _ = control.observed.set(FlowParts { devices, sections: stats.iter().map(parts).collect() });
+    let _ = control.observed.set(FlowParts { devices, may_block, sections: stats.iter().map(parts).collect() });
 }
 
 async fn first_phase(mut member: FlowOperator, flow: u64, node: Arc<OperatorTask>) -> (FlowOperator, Result<()>) {

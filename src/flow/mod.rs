@@ -172,11 +172,11 @@ impl Flow {
                 merge: place.merge,
                 may_block: place.own_thread.is_some(),
             };
-            let fills = place.fills.clone();
+            let (fills, may_block) = (place.fills.clone(), place.own_thread.is_some());
             // `enter` calls conditions of the user's.
             drop(place);
             operator.enter(setting, node.clone(), surroundings.clone());
-            members.push(drive::FlowOperator { index, name: entry.name.clone(), device, operator, fills });
+            members.push(drive::FlowOperator { index, name: entry.name.clone(), device, operator, may_block, fills });
         }
         let hubs_to_create: Vec<_> = plans
             .into_iter()

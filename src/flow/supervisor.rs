@@ -418,7 +418,9 @@ impl Supervisor<'_> {
         };
         let error = Error::new(ErrorKind::Stalled, format!("{what}:\n  - {}", waits.join("\n  - ")));
         // A stalled flow cannot be drained either.
-        if self.on_stall == OnStall::Fail || self.control.is_stopping() {
+        let fails = self.on_stall == OnStall::Fail || self.control.is_stopping();
+        self.control.note_stall(&group, waits, fails);
+        if fails {
             return Some(error);
         }
         let waits = waits.join("\n");

@@ -64,6 +64,8 @@ pub mod messages {}
 #[doc = include_str!("performance.md")]
 pub mod performance {}
 #[doc = include_str!("services.md")]
+// Its program needs OpenTelemetry.
+#[cfg_attr(not(doctest), doc = include_str!("request_spans.md"))]
 pub mod services {}
 #[doc = include_str!("several_gpus.md")]
 pub mod several_gpus {}

@@ -44,8 +44,8 @@ pub(crate) fn from_environment() -> Option<Arc<dyn FlowObserver>> {
             logged(|| tracing::warn!(%error, "cannot spawn the thread that prints {VARIABLE}"));
         }
     });
-    let Observe { sampling, shared } = ALL.clone();
-    Some(Arc::new(FlowRecords { sampling, shared, at_end: Some(print_end) }))
+    let Observe { sampling, hooks, shared } = ALL.clone();
+    Some(Arc::new(FlowRecords { sampling, hooks, shared, at_end: Some(print_end) }))
 }
 
 fn print_end(snapshot: &Snapshot) {

@@ -46,6 +46,20 @@
 //! path, and where the time goes: [queued, host, device, copy](PathParts). [`Observe::device_times`] times the device work
 //! of those runs; it is placed on the host's axis, on a GPU to some microseconds.
 //!
+//! # Warnings
+//!
+//! What is probably wrong with a flow is a [`Warning`]: an operator blocks a worker thread of the runtime for a second
+//! ([`Observe::warn_blocked`]), one waits for 30 seconds ([`Observe::warn_waiting`]), or operators wait only for each other
+//! ([`Observe::warn_stalled`]). Each says what to do, and who would have to do what:
+//!
+//! ```text
+//! for 1.0 s: `upper` blocks a worker thread of the runtime, which delays the other tasks there: give it a thread of its own with `.on_own_thread()`, or make the blocking call in `tokio::task::spawn_blocking`
+//! for 30.0 s: `write` waits for a message in hub `upper.output -> write.input`: `upper`, which runs, would have to send one
+//! ```
+//!
+//! It begins once for each occurrence: it is logged (of one operator at most every 10 s, and by the first observer of the
+//! flow), and the [hooks](Observe::on_warning) are called. While it lasts, it is in [`Snapshot::warnings`].
+//!
 //! # From outside
 //!
 //! `WAKELINE_STATUS=2s` in the environment makes every flow of a program print its snapshot every two seconds to the
@@ -53,26 +67,40 @@
 //!
 //! # Metrics
 //!
-//! [`Observe::open_metrics`] is the text for a scraper, in the [OpenMetrics] format. It costs only when it is called. All
-//! are labelled with `flow`; those of operators with `operator`, of hubs with `hub`, of sections with `section`, of
-//! devices with `device`.
+//! [`Observe::open_metrics`] is the text for a scraper, in the [OpenMetrics] format. With the feature `metrics`,
+//! `Observe::export_to` writes them to a recorder of the crate [`metrics`]; with the feature `prometheus-client` an
+//! [`Observe`] is a `Collector` for a registry of that crate. All have these metrics, and cost only when they are read.
 //!
-//! | metric | type | meaning |
-//! |---|---|---|
-//! | `wakeline_flow_state` | stateset | what the flow does: the word of its [`FlowState`] |
-//! | `wakeline_operator_activity` | stateset | what the operator does: the word of its [`Activity`] |
-//! | `wakeline_operator_share` | gauge | of how much of the window it did that, by `activity`, as a ratio |
-//! | `wakeline_operator_runs_total` | counter | runs that have ended |
-//! | `wakeline_operator_busy_seconds_total` | counter | the host's time for its runs, with their waits |
-//! | `wakeline_hub_queued_messages` | gauge | messages that were not taken |
-//! | `wakeline_hub_capacity_messages` | gauge | messages that fit in the queue |
-//! | `wakeline_hub_passed_messages_total` | counter | messages that were taken |
-//! | `wakeline_hub_dropped_messages_total` | counter | messages that were dropped |
-//! | `wakeline_hub_envelopes` | gauge | envelopes, by `side` (`writer` or `reader`) and `state` (`free` or `used`) |
-//! | `wakeline_section_rounds_total` | counter | rounds, by `kind` (`replayed` or `streamed`) |
-//! | `wakeline_section_captures_total` | counter | graphs that were captured |
-//! | `wakeline_device_memory_bytes` | gauge | memory by `state` (`in_use`, `waiting`, `cached`) |
-//! | `wakeline_device_memory_peak_bytes` | gauge | the most that was in use or waiting at once |
+//! Each has the label `flow`, and those in the table. Units are seconds, bytes and messages. Shares and the times of
+//! paths are of the [window](Observe::keep); counters are of the flow's whole run. A path's name is that of its
+//! operators, `read > upper > write`.
+//!
+//! | metric | type | labels | meaning |
+//! |---|---|---|---|
+//! | `wakeline_flow_state` | stateset | `wakeline_flow_state` | What the flow does. |
+//! | `wakeline_flow_active_warnings` | gauge | `kind` | Warnings that are not over, of the 64 oldest. |
+//! | `wakeline_flow_warnings_total` | counter | `kind` | Warnings that have begun. |
+//! | `wakeline_operator_activity` | stateset | `operator` `wakeline_operator_activity` | What the operator does. |
+//! | `wakeline_operator_share` | gauge | `operator` `activity` | Of how much of the window the operator did what, as a ratio. |
+//! | `wakeline_operator_runs_total` | counter | `operator` | Runs that have ended. |
+//! | `wakeline_operator_busy_seconds_total` | counter | `operator` | The host's time for its runs, with their waits. |
+//! | `wakeline_operator_device_seconds_total` | counter | `operator` | The device's time for those of its runs that were measured. |
+//! | `wakeline_operator_device_runs_total` | counter | `operator` | Runs whose time on the device was measured. |
+//! | `wakeline_hub_queued_messages` | gauge | `hub` | Messages that were not taken. |
+//! | `wakeline_hub_capacity_messages` | gauge | `hub` | Messages that fit in the queue. |
+//! | `wakeline_hub_passed_messages_total` | counter | `hub` | Messages that were taken. |
+//! | `wakeline_hub_dropped_messages_total` | counter | `hub` | Messages that were dropped. |
+//! | `wakeline_hub_envelopes` | gauge | `hub` `side` `state` | Envelopes of the hub, by side (writer, reader) and state (free, used). |
+//! | `wakeline_section_rounds_total` | counter | `section` `kind` | Rounds of the section, by kind (replayed, streamed). |
+//! | `wakeline_section_captures_total` | counter | `section` | Graphs that were captured. |
+//! | `wakeline_section_device_seconds_total` | counter | `section` | The device's time for those of its replays that were measured. |
+//! | `wakeline_section_device_replays_total` | counter | `section` | Replays whose time on the device was measured. |
+//! | `wakeline_path_latency_seconds` | gauge | `path` `quantile` | The time from the source to where the message ended, of those measured in the window. |
+//! | `wakeline_path_part_seconds` | gauge | `path` `part` | Where the time of an average message went (queued, host, device, copy). |
+//! | `wakeline_path_measured_messages_total` | counter | `path` | Messages that were measured on the path. |
+//! | `wakeline_path_dropped_messages_total` | counter |  | Messages that were to be measured and did not reach an end. |
+//! | `wakeline_device_memory_bytes` | gauge | `device` `state` | Memory that wakeline uses on the device, by state (in_use, waiting, cached). |
+//! | `wakeline_device_memory_peak_bytes` | gauge | `device` | The most memory that was in use or waiting at once. |
 //!
 //! # How it works, and what it costs
 //!
@@ -86,16 +114,21 @@
 //! Shares are shares of the samples. A share of 50 % in 1,000 samples, 10 s, is exact to 3 percentage points (two standard
 //! deviations).
 //!
+//! [`metrics`]: https://docs.rs/metrics
 //! [OpenMetrics]: https://github.com/prometheus/OpenMetrics/blob/main/specification/OpenMetrics.md
 
 mod activity;
 mod bottleneck;
 mod environment;
 mod histogram;
+mod hooks;
+mod long_waits;
 mod metrics;
 mod paths;
 mod records;
 mod snapshot;
+mod warnings;
+mod watchdogs;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -105,10 +138,15 @@ pub use paths::{PathCounts, PathParts, PathSnapshot, SlowMessage};
 pub use snapshot::{
     DeviceSnapshot, EnvelopesSnapshot, FlowState, HubSnapshot, OperatorSnapshot, SectionSnapshot, Snapshot,
 };
+pub use warnings::{Warning, WarningCounts, WarningKind};
 
 pub(crate) use environment::from_environment;
 
-use self::records::{Records, Sampling};
+use self::{
+    hooks::{Hook, WarningQueue},
+    records::{Records, Sampling, WarningSink},
+    watchdogs::Limits,
+};
 use crate::{
     Flow,
     flow::{FlowObserver, LocalFlow},
@@ -135,19 +173,22 @@ const KEEP: (Duration, Duration) = (Duration::from_millis(100), Duration::from_s
 #[derive(Clone)]
 pub struct Observe {
     sampling: Sampling,
+    hooks: Vec<Hook>,
     shared: Arc<Shared>,
 }
 
 struct Shared {
     flows: Mutex<Vec<Arc<Records>>>,
+    warnings: Arc<WarningQueue>,
 }
 
 impl Observe {
     /// An observer that samples every 10 ms, keeps 10 s, follows one message in 64, and times the device work of those.
     pub fn new() -> Self {
         let (every, keep) = (Duration::from_millis(10), Duration::from_secs(10));
-        let sampling = Sampling { every, keep, paths: MEASURED, device_times: true };
-        Self { sampling, shared: Arc::new(Shared { flows: Mutex::at(Level::Records, Vec::new()) }) }
+        let sampling = Sampling { every, keep, paths: MEASURED, device_times: true, limits: Limits::default() };
+        let shared = Shared { flows: Mutex::at(Level::Records, Vec::new()), warnings: Arc::default() };
+        Self { sampling, hooks: Vec::new(), shared: Arc::new(shared) }
     }
 
     /// Sets the interval between two samples, between 1 ms and a minute, for flows that it is given from now on. The thread
@@ -186,6 +227,56 @@ impl Observe {
         self
     }
 
+    /// Sets how long one poll of an operator may occupy a worker thread of the runtime before there is a
+    /// [warning](Warning), for flows that it is given from now on: one second by default, never with `Duration::MAX`. It is
+    /// as exact as [`every`](Self::every), and a poll is seen in three samples at least. Operators with a [thread of their
+    /// own](crate::flow::Added::on_own_thread) may block it.
+    #[must_use]
+    pub fn warn_blocked(mut self, limit: Duration) -> Self {
+        self.sampling.limits.blocked = limit;
+        self
+    }
+
+    /// Sets how long an operator may wait before there is a [warning](Warning), for flows that it is given from now on: 30
+    /// seconds by default, never with `Duration::MAX`. It is checked eight times in the limit.
+    ///
+    /// Of operators that wait for each other there is one warning, for the one that the others wait for. There is none
+    /// for a wait until a point in time or for callers outside of the flow, nor for the operators behind it.
+    #[must_use]
+    pub fn warn_waiting(mut self, limit: Duration) -> Self {
+        self.sampling.limits.waiting = limit;
+        self
+    }
+
+    /// Sets whether there is a [warning](Warning) when operators wait only for each other, for flows that it is given from
+    /// now on: by default there is. What the flow does then is up to its [`OnStall`](crate::flow::OnStall), which says
+    /// how soon that is detected.
+    #[must_use]
+    pub fn warn_stalled(mut self, on: bool) -> Self {
+        self.sampling.limits.stalled = on;
+        self
+    }
+
+    /// Adds a function that is called once with each [warning](Warning) that begins, for flows that it is given from now
+    /// on. It runs on a thread of its own, `wakeline-warnings`, and may do what it likes: block, abort the flow, take a
+    /// snapshot. While it blocks, up to 256 warnings wait for it; further ones are [counted](WarningCounts::lost). A panic
+    /// of it is logged.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use wakeline::observe::Observe;
+    ///
+    /// let watch = Observe::new()
+    ///     .warn_blocked(Duration::from_millis(100))
+    ///     .warn_waiting(Duration::from_secs(5))
+    ///     .on_warning(|warning| eprintln!("{}: {warning}", warning.flow));
+    /// ```
+    #[must_use]
+    pub fn on_warning(mut self, hook: impl Fn(&Warning) + Send + Sync + 'static) -> Self {
+        self.hooks.push(Hook::new(hook));
+        self
+    }
+
     /// The snapshots of all flows that it observes, in the order of their begin: those that run, and the last snapshot
     /// of each of the last 16 that have ended.
     pub fn snapshots(&self) -> Vec<Snapshot> {
@@ -219,6 +310,7 @@ impl Shared {
 /// The observer of one flow's runs.
 struct FlowRecords {
     sampling: Sampling,
+    hooks: Vec<Hook>,
     shared: Arc<Shared>,
     /// Called with each last snapshot.
     at_end: Option<fn(&Snapshot)>,
@@ -240,7 +332,8 @@ impl FlowObserver for FlowRecords {
     }
 
     fn begins(&self, flow: &Handle) {
-        let records = Records::begin(self.sampling, flow);
+        let sink = WarningSink { queue: self.shared.warnings.clone(), hooks: self.hooks.clone() };
+        let records = Records::begin(self.sampling, sink, flow);
         lock(&self.shared.flows).push(records);
     }
 
@@ -251,7 +344,7 @@ impl FlowObserver for FlowRecords {
     fn ends(&self, flow: &Handle) {
         let records = lock(&self.shared.flows).iter().find(|records| records.is_of(flow)).cloned();
         records.iter().for_each(|records| records.collect(true));
-        let summary = records.as_ref().map(|records| records.summary()).unwrap_or_default();
+        let summary = records.as_ref().map(|records| records.last_summary(flow)).unwrap_or_default();
         let last = Snapshot::new(flow, &summary);
         if let Some(at_end) = self.at_end {
             at_end(&last);
@@ -267,8 +360,8 @@ impl Flow {
     /// Has an observer record this flow's runs that begin from now on. The shares and rates in its
     /// [snapshots](Handle::snapshot) are those of the first observer.
     pub fn observe(&mut self, watch: &Observe) {
-        let Observe { sampling, shared } = watch.clone();
-        self.add_observer(Arc::new(FlowRecords { sampling, shared, at_end: None }));
+        let Observe { sampling, hooks, shared } = watch.clone();
+        self.add_observer(Arc::new(FlowRecords { sampling, hooks, shared, at_end: None }));
     }
 }
 

@@ -16,8 +16,12 @@ use std::{
 
 use super::{
     activity::{Activity, QUERIES, activity, polls_device, reader_waits, writer_waits},
+    hooks::{Hook, WarningQueue},
+    long_waits::Look,
     paths::{PathCounts, PathSnapshot, Paths},
     snapshot::Snapshot,
+    warnings::{Warning, WarningCounts},
+    watchdogs::{Begun, Limits, Watchdogs},
 };
 use crate::{
     operator::{
@@ -43,6 +47,14 @@ pub(super) struct Sampling {
     /// One message in so many of each source is followed; zero for none.
     pub(super) paths: u32,
     pub(super) device_times: bool,
+    pub(super) limits: Limits,
+}
+
+/// Who is given the warnings of a flow.
+#[derive(Clone)]
+pub(super) struct WarningSink {
+    pub(super) queue: Arc<WarningQueue>,
+    pub(super) hooks: Vec<Hook>,
 }
 
 /// The records of one run.
@@ -52,14 +64,17 @@ pub(super) struct Records {
     recent: Mutex<Recent>,
     /// `None` also for a second observer of the run.
     paths: Option<Paths>,
+    sink: WarningSink,
+    /// Of several observers of a flow the first one logs.
+    logs: bool,
     /// Set when the run has ended.
     last: Mutex<Option<Arc<Snapshot>>>,
 }
 
-#[derive(Default)]
 struct Recent {
     buckets: VecDeque<Bucket>,
     operators: Vec<Now>,
+    watchdogs: Watchdogs,
 }
 
 /// What an operator does now.
@@ -104,6 +119,8 @@ pub(super) struct Summary {
     pub(super) samples: u32,
     pub(super) operators: Vec<OperatorSummary>,
     pub(super) hubs: Vec<HubSummary>,
+    pub(super) warnings: Vec<Warning>,
+    pub(super) warning_counts: WarningCounts,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -128,12 +145,16 @@ pub(super) struct HubSummary {
 
 impl Records {
     /// Begins to record a run.
-    pub(super) fn begin(sampling: Sampling, flow: &Handle) -> Arc<Self> {
+    pub(super) fn begin(sampling: Sampling, sink: WarningSink, flow: &Handle) -> Arc<Self> {
         let control = &flow.0;
+        let watchdogs = Watchdogs::new(sampling.limits);
+        let recent = Recent { buckets: VecDeque::new(), operators: Vec::new(), watchdogs };
         let records = Arc::new(Self {
             sampling,
             control: Arc::downgrade(control),
-            recent: Mutex::at(Level::Records, Recent::default()),
+            recent: Mutex::at(Level::Records, recent),
+            sink,
+            logs: control.records.get().is_none(),
             paths: control.records.get().is_none().then(|| Paths::of(control, sampling.keep)).flatten(),
             last: Mutex::default(),
         });
@@ -189,12 +210,24 @@ impl Records {
             drop(recent);
             return self.last().map(|last| (*last).clone());
         }
-        Some(Snapshot::new(&flow, &recent.summary()))
+        Some(Snapshot::new(&flow, &recent.summary(&flow.0)))
     }
 
     /// What the run looks like at its end.
-    pub(super) fn summary(&self) -> Summary {
-        lock(&self.recent).summary()
+    pub(super) fn last_summary(&self, flow: &Handle) -> Summary {
+        let begun = lock(&self.recent).watchdogs.end(&flow.0);
+        self.hand_on(begun);
+        lock(&self.recent).summary(&flow.0)
+    }
+
+    /// Has warnings logged and given to the hooks. No lock is held.
+    fn hand_on(&self, begun: Vec<Begun>) {
+        let WarningSink { queue, hooks } = &self.sink;
+        for Begun { warning, logs } in begun {
+            if !queue.offer(warning, logs && self.logs, hooks) {
+                lock(&self.recent).watchdogs.count_lost();
+            }
+        }
     }
 
     fn sample(&self, now: Instant) {
@@ -205,7 +238,7 @@ impl Records {
             return;
         }
         let hubs = control.hubs();
-        let Recent { buckets, operators } = &mut *recent;
+        let Recent { buckets, operators, watchdogs } = &mut *recent;
         while buckets.get(1).is_some_and(|next| now - next.began >= self.sampling.keep) {
             buckets.pop_front();
         }
@@ -251,13 +284,18 @@ impl Records {
             counts.envelope += any(Activity::Envelope);
             counts.message += any(Activity::Message);
         }
+        let look = Look { control: &control, hubs: &hubs, activities: &activities, now };
+        let mut looked = watchdogs.look(look, self.sampling.every);
+        drop(recent);
+        self.hand_on(std::mem::take(&mut looked.begun));
     }
 }
 
 impl Recent {
-    fn summary(&self) -> Summary {
-        let Self { buckets, operators } = self;
-        let Some(first) = buckets.front() else { return Summary::default() };
+    fn summary(&self, control: &Control) -> Summary {
+        let Self { buckets, operators, watchdogs } = self;
+        let (warnings, warning_counts) = (watchdogs.listed(control), watchdogs.counts());
+        let Some(first) = buckets.front() else { return Summary { warnings, warning_counts, ..Summary::default() } };
         let now = Instant::now();
         let samples: u32 = buckets.iter().map(|bucket| bucket.samples).sum();
         let share = |count: u32| f64::from(count) / f64::from(samples.max(1));
@@ -285,7 +323,14 @@ impl Recent {
                 passed: first.hubs[at].passed,
             }
         });
-        Summary { window: now - first.began, samples, operators: operators.collect(), hubs: hubs.collect() }
+        Summary {
+            window: now - first.began,
+            samples,
+            operators: operators.collect(),
+            hubs: hubs.collect(),
+            warnings,
+            warning_counts,
+        }
     }
 }
 

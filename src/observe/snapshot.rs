@@ -7,6 +7,7 @@ use super::{
     bottleneck::{self, Bottleneck},
     paths::{PathCounts, PathSnapshot},
     records::{Records, Summary},
+    warnings::{Warning, WarningCounts},
 };
 use crate::{
     device::ticks::Ticks,
@@ -36,6 +37,11 @@ pub struct Snapshot {
     pub window: Duration,
     /// What limits the flow's throughput, if it was observed for long enough to know.
     pub bottleneck: Option<Bottleneck>,
+    /// What is probably wrong with it now, oldest first and at most 64, if the flow is observed: see
+    /// [`Observe::warn_blocked`](super::Observe::warn_blocked). After the flow's end only a stall that ended it.
+    pub warnings: Vec<Warning>,
+    /// The warnings that have begun since the flow began.
+    pub warning_counts: WarningCounts,
     /// In the order of adding.
     pub operators: Vec<OperatorSnapshot>,
     /// In the order of connecting. Empty once a flow has ended that was not observed.
@@ -262,6 +268,8 @@ impl Snapshot {
             state: FlowState::of(flow),
             window: summary.window,
             bottleneck: bottleneck::find(control, &hubs, summary),
+            warnings: summary.warnings.clone(),
+            warning_counts: summary.warning_counts,
             operators,
             hubs: each,
             sections: sections(control),
@@ -383,11 +391,20 @@ fn rate(rate: Option<f64>) -> String {
     rate.map_or("-".into(), |rate| if rate < 10.0 { format!("{rate:.1}") } else { format!("{rate:.0}") })
 }
 
+/// The number of warnings that `Display` shows.
+const WARNINGS: usize = 8;
+
 impl fmt::Display for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "flow `{}` is {} after {:.1} s", self.flow, self.state.word(), self.elapsed.as_secs_f64())?;
         if let Some(bottleneck) = &self.bottleneck {
             writeln!(f, "{bottleneck}")?;
+        }
+        for warning in self.warnings.iter().take(WARNINGS) {
+            writeln!(f, "warning {warning}")?;
+        }
+        if let Some(more) = self.warnings.len().checked_sub(WARNINGS + 1) {
+            writeln!(f, "and {} more warnings", more + 1)?;
         }
         let wide = width(self.operators.iter().map(|operator| &operator.name));
         writeln!(

@@ -278,7 +278,8 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
         drop(results);
 
         let waiting = FxHashMap::default();
-        let tasks = workers.0.iter().map(|worker| worker.task.clone()).collect();
+        let tasks: Vec<_> = workers.0.iter().map(|worker| worker.task.clone()).collect();
+        cx.operator_task().show_workers(&tasks);
         let (working, slots) = (Vec::new(), vec![0; self.runs]);
         let mut runs =
             Runs { tasks, working, slots, done, ordered: self.ordered, begun: 0, ended: 0, passed: 0, waiting };

@@ -78,6 +78,8 @@ pub(crate) struct Control {
     watched: OnceLock<Watched>,
     /// What an observer shows, besides.
     pub(crate) observed: OnceLock<FlowParts>,
+    /// The groups of operators that have stalled, for observers.
+    stalls: Mutex<Vec<Stall>>,
     /// What the first observer of the flow has recorded of it.
     pub(crate) records: OnceLock<Arc<dyn Any + Send + Sync>>,
     /// The flow's own task.
@@ -90,6 +92,8 @@ pub(crate) struct Control {
 pub(crate) struct FlowParts {
     /// By operator.
     pub(crate) devices: Vec<Device>,
+    /// By operator: it was given a thread of its own, which it may block.
+    pub(crate) may_block: Vec<bool>,
     /// By section.
     pub(crate) sections: Vec<SectionParts>,
 }
@@ -100,6 +104,19 @@ pub(crate) struct SectionParts {
     pub(crate) counts: Box<dyn Fn() -> [u64; 3] + Send + Sync>,
     /// The device time of its replays.
     pub(crate) work: Arc<DeviceTimes>,
+}
+
+/// Operators that wait only for each other.
+#[derive(Clone)]
+pub(crate) struct Stall {
+    pub(crate) operators: Vec<usize>,
+    /// What each of them waits for.
+    pub(crate) waits: Vec<String>,
+    /// The flow fails with this stall.
+    pub(crate) is_final: bool,
+    pub(crate) since: std::time::Instant,
+    /// See [`Control::progress`].
+    progress: u64,
 }
 
 /// A section: operators that run in one task.
@@ -274,6 +291,7 @@ impl Control {
             clock: TickClock::start(),
             watched: OnceLock::new(),
             observed: OnceLock::new(),
+            stalls: Mutex::default(),
             records: OnceLock::new(),
             flow_task: WakerCell::new(),
             idle_check: IdleCheck::new(),
@@ -300,6 +318,37 @@ impl Control {
     pub(crate) fn is_represented(&self, operator: usize) -> bool {
         let section = self.section(operator).map(|section| &self.sections[section]);
         section.is_some_and(|section| section.operators.first() != Some(&operator))
+    }
+
+    /// A number that grows with each run of these operators, and with each message that moves at their hubs.
+    pub(crate) fn progress(&self, hubs: &Hubs, operators: &[usize]) -> u64 {
+        operators.iter().map(|&operator| hubs.moved(operator) + self.tasks[operator].status_cell().runs()).sum()
+    }
+
+    /// Records that these operators have stalled, until one of them makes progress. `is_final`: the flow fails with it.
+    #[cold]
+    pub(crate) fn note_stall(&self, operators: &[usize], waits: &[String], is_final: bool) {
+        let (operators, waits, since) = (operators.to_vec(), waits.to_vec(), std::time::Instant::now());
+        let new = Stall { progress: self.progress(&self.hubs(), &operators), operators, waits, is_final, since };
+        let mut stalls = lock(&self.stalls);
+        let same = |stall: &&mut Stall| stall.operators == new.operators && stall.progress == new.progress;
+        if let Some(before) = stalls.iter_mut().find(same) {
+            before.is_final |= is_final;
+            return;
+        }
+        stalls.retain(|stall| !stall.operators.iter().any(|operator| new.operators.binary_search(operator).is_ok()));
+        stalls.push(new);
+    }
+
+    /// The groups that have stalled and made no progress since.
+    pub(crate) fn stalls(&self) -> Vec<Stall> {
+        // Counted without the lock: it nests with no other.
+        let mut stalls = lock(&self.stalls).clone();
+        if !stalls.is_empty() {
+            let hubs = self.hubs();
+            stalls.retain(|stall| stall.is_final || stall.progress == self.progress(&hubs, &stall.operators));
+        }
+        stalls
     }
 
     /// The operator's name in messages: `` `two` ``, or `` `two` of section `net` ``.

@@ -9,7 +9,7 @@ mod probe_waker;
 use std::{
     fmt,
     sync::{
-        Arc, OnceLock,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Wake, Waker},
@@ -52,6 +52,8 @@ pub(crate) struct OperatorTask {
     permit: OnceLock<Permit>,
     /// Set if the operator expects messages from outside.
     pacing: OnceLock<Arc<Pacing>>,
+    /// If its runs are concurrent: the tasks of its workers, for observers.
+    workers: OnceLock<Vec<Weak<OperatorTask>>>,
 }
 
 /// The other wakers that are woken with an operator.
@@ -157,6 +159,7 @@ impl OperatorTask {
             in_run: Mutex::new(None),
             permit: OnceLock::new(),
             pacing: OnceLock::new(),
+            workers: OnceLock::new(),
             spinning: Spinning::new(),
             status: StatusCell::new(),
         })
@@ -174,6 +177,16 @@ impl OperatorTask {
         let _ = task.wakers.dispatcher.set(dispatcher.clone());
         task.set(state::MORE_WAKERS, true);
         task
+    }
+
+    /// Shows the tasks of the operator's workers to observers.
+    pub(super) fn show_workers(&self, workers: &[Arc<Self>]) {
+        let _ = self.workers.set(workers.iter().map(Arc::downgrade).collect());
+    }
+
+    /// The tasks of the operator's workers, if its runs are concurrent.
+    pub(crate) fn workers(&self) -> impl Iterator<Item = Arc<Self>> {
+        self.workers.get().into_iter().flatten().filter_map(Weak::upgrade)
     }
 
     pub(crate) fn operator(&self) -> usize {

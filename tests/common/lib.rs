@@ -538,4 +538,5 @@ macro_rules! every_kernel_compiles {
 #[doc = include_str!("../../macros/src/examples/ports.md")]
 // Its programs need cudarc's bindings of cuBLAS, cuDNN and cuFFT.
 #[cfg_attr(feature = "cuda", doc = include_str!("../../src/guide/existing_code.md"))]
+#[doc = include_str!("../../src/guide/request_spans.md")]
 struct Readme;

@@ -1,0 +1,113 @@
+//! Who is given the warnings: the hooks and the log.
+
+use tracing::{
+    Event, Subscriber,
+    field::{Field, Visit},
+};
+use tracing_subscriber::{
+    Layer, Registry,
+    layer::{Context, SubscriberExt},
+};
+
+use super::*;
+
+/// A hook may do what it likes: panic, block, end the flow, take snapshots, drop the observer. The other hooks of the
+/// observer are called, and so are those of another one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hostile_hooks() {
+    let (ended, ends) = channel::<()>();
+    let ends = Mutex::new(ends);
+    let (called, calls): (Sender<String>, _) = channel();
+    let handle: Arc<Mutex<Option<wakeline::flow::Handle>>> = Arc::default();
+    let of_hook = handle.clone();
+    let own: Arc<Mutex<Option<Observe>>> = Arc::default();
+    let drops = own.clone();
+    let hostile = Observe::new().every(ms(1)).warn_waiting(ms(150)).on_warning(|_| panic!("on purpose")).on_warning(
+        move |warning| {
+            // Waits until the test has stored it.
+            let handle = loop {
+                match of_hook.lock().unwrap().clone() {
+                    Some(handle) => break handle,
+                    None => thread::yield_now(),
+                }
+            };
+            let seen = handle.snapshot();
+            let watch = drops.lock().unwrap().take();
+            let of_all: usize = watch.iter().map(|watch| watch.snapshots().len()).sum();
+            drop(watch);
+            handle.abort();
+            let _ = called.send(format!("{} {of_all} {}", seen.warnings.len(), of(warning)[0]));
+            // Blocks until the flow has ended.
+            let _ = ends.lock().unwrap().recv();
+        },
+    );
+    let (other, of_other) = watch(Duration::MAX, ms(150));
+    let mut flow = Flow::new("hostile");
+    chain(&mut flow, source(pending), &[]);
+    flow.observe(&hostile);
+    flow.observe(&other);
+    *own.lock().unwrap() = Some(hostile);
+    let running = flow.spawn().unwrap();
+    *handle.lock().unwrap() = Some(running.handle());
+    assert!(running.await.unwrap_err().is_cancelled());
+    assert_eq!(calls.recv().unwrap(), "1 1 read");
+    assert_eq!(of(&next(&of_other)), ["read"]);
+    drop(ended);
+}
+
+/// The lines of the log that are about this flow.
+#[derive(Clone)]
+struct Lines(Sender<String>, &'static str);
+
+struct Text(String, bool, &'static str);
+
+impl Visit for Text {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.1 |= field.name() == "flow" && value == self.2;
+        self.0.push_str(&format!("{}={value} ", field.name()));
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        self.0.push_str(&format!("{}={value:?} ", field.name()));
+    }
+}
+
+impl<S: Subscriber> Layer<S> for Lines {
+    fn on_event(&self, event: &Event<'_>, _context: Context<'_, S>) {
+        let mut text = Text(format!("{} {} ", event.metadata().level(), event.metadata().target()), false, self.1);
+        event.record(&mut text);
+        if text.1 {
+            let _ = self.0.send(text.0);
+        }
+    }
+}
+
+/// In a process of its own: it hears what the whole process logs.
+#[test]
+fn a_warning_is_logged_once() {
+    let test = thread::current();
+    common::alone::in_a_process(test.name().unwrap(), || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        runtime.block_on(is_logged_once());
+    });
+}
+
+async fn is_logged_once() {
+    let (line, lines) = channel();
+    tracing::subscriber::set_global_default(Registry::default().with(Lines(line, "logged"))).unwrap();
+    let (watch, calls) = watch(Duration::MAX, ms(150));
+    let mut flow = Flow::new("logged");
+    chain(&mut flow, source(pending), &[]);
+    flow.observe(&watch);
+    // Only the first observer of a flow logs.
+    flow.observe(&Observe::new().every(ms(1)).warn_waiting(ms(150)));
+    let running = flow.spawn().unwrap();
+    let warning = next(&calls);
+    let line = lines.recv().unwrap();
+    assert!(line.starts_with("WARN wakeline::observe "), "{line}");
+    assert!(line.contains(" flow=logged kind=waiting operator=read "), "{line}");
+    assert!(line.contains(&warning.sentence), "{line}");
+    snapshot(&running, |seen| seen.warnings.iter().any(|now| now.since > ms(400))).await;
+    assert_eq!(lines.try_iter().count(), 0, "it is one occurrence");
+    end(running).await;
+}
