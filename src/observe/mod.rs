@@ -96,6 +96,8 @@ mod metrics;
 mod paths;
 mod records;
 mod snapshot;
+#[allow(dead_code, reason = "being built")]
+mod timeline;
 
 use std::{fmt, sync::Arc, time::Duration};
 
