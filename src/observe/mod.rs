@@ -117,6 +117,7 @@ use crate::{
     hub::journey::JourneyLog,
     operator::{
         Handle,
+        control::Control,
         observed_runs::{Watched, WatchedPaths, WatchedWork},
     },
     stream::SpanReader,
@@ -227,7 +228,8 @@ struct FlowRecords {
 }
 
 impl FlowObserver for FlowRecords {
-    fn watches(&self, operators: usize, watched: &mut Watched) {
+    fn watches(&self, flow: &Control, watched: &mut Watched) {
+        let operators = flow.names.len();
         let Sampling { paths, device_times, .. } = self.sampling;
         if device_times && watched.work.is_none() {
             let reader = SpanReader::new();

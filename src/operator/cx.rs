@@ -33,6 +33,7 @@ use crate::{
     memory::{Account, Allocator, Buffer, HostAccess, Plain, Reservation},
     stream::{DeviceTime, Stream, Ticket, capture::Capture},
     sync::discard,
+    tracepoint::TracedRuns,
 };
 
 /// An operator's context: its name, its device and stream, and the wait for its next run.
@@ -64,15 +65,18 @@ pub(super) struct WorkContext {
     /// Whether the current run is timed on the device, and the number of runs until the next one that is.
     is_timed: bool,
     untimed_left: u32,
+    /// A run ends with a call of [`finish`](Self::finish).
+    finishes: bool,
     context: Arc<RunContext>,
 }
 
 impl WorkContext {
     fn new(streams: Option<Arc<OperatorStreams>>, context: RunContext) -> Self {
         let samples = context.observed().is_some_and(|observed| observed.samples);
-        let prepares = streams.is_some() || samples;
+        let finishes = context.observed().is_some_and(|observed| observed.traced.is_some());
+        let prepares = streams.is_some() || samples || finishes;
         let context = Arc::new(context);
-        Self { streams, stream: None, prepares, is_timed: false, untimed_left: 0, context }
+        Self { streams, stream: None, prepares, is_timed: false, untimed_left: 0, finishes, context }
     }
 
     #[inline(never)]
@@ -81,8 +85,11 @@ impl WorkContext {
             self.stream = None;
         }
         let Some(observed) = self.context.observed() else { return };
+        self.finishes = observed.traced.is_some();
+        observed.traced.iter().for_each(TracedRuns::begin);
         if let Some(work) = &observed.work {
             self.is_timed = self.untimed_left == 0;
+            self.finishes |= self.is_timed;
             self.untimed_left = if self.is_timed { work.every - 1 } else { self.untimed_left - 1 };
             self.begin_timed(work);
         }
@@ -108,9 +115,12 @@ impl WorkContext {
     }
 
     #[cold]
-    fn end_timed(&self) {
-        if let Some(stream) = self.streams.as_ref().and_then(|streams| streams.own()) {
+    fn finish(&self) {
+        if let Some(stream) = self.streams.as_ref().and_then(|streams| streams.own()).filter(|_| self.is_timed) {
             stream.end_run();
+        }
+        if let Some(traced) = self.context.observed().and_then(|observed| observed.traced.as_ref()) {
+            traced.end();
         }
     }
 }
@@ -150,7 +160,9 @@ impl Cx {
         let own_streams = OperatorStreams::new(&name, &device, &streams, flow.streams.mode);
         let mut context = RunContext::new(name.clone(), merge, task.clone());
         context.observe(
-            flow.control.watched().and_then(|watched| watched.of_operator(number, begins_paths, own_streams.as_ref())),
+            flow.control
+                .watched()
+                .and_then(|watched| watched.of_operator(number, task.is_worker(), begins_paths, own_streams.as_ref())),
         );
         let reservations = condition::reservations(&conditions);
         let flow_number = Arc::as_ptr(&flow.control).addr();
@@ -462,8 +474,8 @@ impl Cx {
     fn end_run(&mut self) {
         if self.run_loop.end() {
             self.work.context.end();
-            if self.work.is_timed {
-                self.work.end_timed();
+            if self.work.finishes {
+                self.work.finish();
             }
         }
     }

@@ -8,11 +8,16 @@ use super::operator_streams::OperatorStreams;
 use crate::{
     hub::journey::{JourneyLog, PathSource},
     stream::{DeviceTimes, OpenSpans, SpanOwner, SpanReader, Stream},
+    tracepoint::{TraceClock, TraceSink, TracedRuns, Tracepoints},
 };
 
 /// What is recorded of one run of a flow.
 #[derive(Debug, Default)]
 pub(crate) struct Watched {
+    /// What is called at the tracepoints.
+    pub(crate) sinks: Vec<Arc<dyn TraceSink>>,
+    /// Set from `sinks` when the run begins.
+    pub(super) traced: Option<Tracepoints>,
     pub(crate) paths: Option<WatchedPaths>,
     pub(crate) work: Option<WatchedWork>,
 }
@@ -34,6 +39,16 @@ pub(crate) struct WatchedWork {
 }
 
 impl Watched {
+    /// Called when all that is wanted is known.
+    pub(super) fn seal(&mut self, operators: usize) {
+        self.traced = Tracepoints::new(TraceClock::here(), std::mem::take(&mut self.sinks), operators);
+    }
+
+    /// `None` if nothing traces the flow.
+    pub(crate) fn traced(&self) -> Option<&Tracepoints> {
+        self.traced.as_ref()
+    }
+
     /// What a flow records whose report has device times.
     pub(crate) fn add_report(&mut self, operators: usize) {
         let work = self.work.get_or_insert_with(|| WatchedWork::new(SpanReader::new(), 1, operators));
@@ -44,6 +59,7 @@ impl Watched {
     pub(crate) fn of_operator(
         &self,
         operator: usize,
+        is_worker: bool,
         samples: bool,
         streams: Option<&Arc<OperatorStreams>>,
     ) -> Option<ObservedRuns> {
@@ -58,7 +74,9 @@ impl Watched {
             })
         });
         let samples = samples && source.is_some();
-        (source.is_some() || work.is_some()).then_some(ObservedRuns { operator, source, samples, work })
+        let traced = self.traced.as_ref().map(|traced| traced.runs(operator, is_worker));
+        let is_any = source.is_some() || work.is_some() || traced.is_some();
+        is_any.then_some(ObservedRuns { operator, source, samples, work, traced })
     }
 }
 
@@ -78,6 +96,7 @@ pub(crate) struct ObservedRuns {
     pub(crate) samples: bool,
     /// Set if its device work is timed.
     pub(crate) work: Option<TimedRuns>,
+    pub(crate) traced: Option<TracedRuns>,
 }
 
 /// Times the work on an operator's own stream.
