@@ -552,7 +552,11 @@ impl<M: Message> HubCore<M> {
         if !M::CARRIES_ENVELOPES {
             return None;
         }
-        parcel.journey().zip(self.copy_stream.as_ref()).and_then(|(journey, copies)| journey.begin_copies(copies))
+        let to_host = self.reader.is_host();
+        parcel
+            .journey()
+            .zip(self.copy_stream.as_ref())
+            .and_then(|(journey, copies)| journey.begin_copies(copies, to_host))
     }
 
     #[inline]

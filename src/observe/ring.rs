@@ -60,10 +60,6 @@ impl Ring {
         }
     }
 
-    pub(crate) fn capacity(&self) -> u64 {
-        self.capacity
-    }
-
     /// The number of entries that were written.
     pub(crate) fn written(&self) -> u64 {
         self.written.load(Ordering::Acquire)

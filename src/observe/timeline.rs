@@ -45,7 +45,8 @@ pub(super) struct TimelineEvent {
     pub(super) event: TraceEvent,
 }
 
-/// A stretch of device work. `operator` is [`OUTSIDE`](crate::tracepoint::OUTSIDE) for a hub's copy.
+/// A stretch of device work. `operator` is [`OUTSIDE`](crate::tracepoint::OUTSIDE) for a hub's copy, and for a section whose
+/// runs were replayed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TimelineSlice {
     pub(super) stream: u32,

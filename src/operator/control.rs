@@ -342,6 +342,11 @@ impl Control {
         self.ended.store(true, Ordering::Release);
     }
 
+    /// The error with which the flow has failed.
+    pub(crate) fn failure(&self) -> Option<&Error> {
+        self.failure.get()
+    }
+
     pub(crate) fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }

@@ -33,7 +33,6 @@ use crate::{
     memory::{Account, Allocator, Buffer, HostAccess, Plain, Reservation},
     stream::{DeviceTime, Stream, Ticket, capture::Capture},
     sync::discard,
-    tracepoint::TracedRuns,
 };
 
 /// An operator's context: its name, its device and stream, and the wait for its next run.
@@ -86,7 +85,7 @@ impl WorkContext {
         }
         let Some(observed) = self.context.observed() else { return };
         self.finishes = observed.traced.is_some();
-        observed.traced.iter().for_each(TracedRuns::begin);
+        observed.traced.iter().for_each(|traced| traced.begin());
         if let Some(work) = &observed.work {
             self.is_timed = self.untimed_left == 0;
             self.finishes |= self.is_timed;

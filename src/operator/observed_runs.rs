@@ -1,6 +1,6 @@
 //! [`Watched`]: what observers want to know of a flow's runs besides its state; [`ObservedRuns`]: of one operator's.
 
-use std::{fmt, sync::Arc};
+use std::{any::Any, fmt, sync::Arc};
 
 use smallvec::SmallVec;
 
@@ -16,6 +16,8 @@ use crate::{
 pub(crate) struct Watched {
     /// What is called at the tracepoints.
     pub(crate) sinks: Vec<Arc<dyn TraceSink>>,
+    /// What observers find again when the run begins.
+    pub(crate) recordings: Vec<Arc<dyn Any + Send + Sync>>,
     /// Set from `sinks` when the run begins.
     pub(super) traced: Option<Tracepoints>,
     pub(crate) paths: Option<WatchedPaths>,
@@ -64,6 +66,7 @@ impl Watched {
         streams: Option<&Arc<OperatorStreams>>,
     ) -> Option<ObservedRuns> {
         let source = self.paths.as_ref().map(|paths| PathSource::new(&paths.log, operator, paths.every));
+        let traced = self.traced.as_ref().map(|traced| Arc::new(traced.runs(operator, is_worker)));
         let work = self.work.as_ref().zip(streams).and_then(|(work, streams)| {
             let WatchedWork { reader, every, times } = work;
             Some(TimedRuns {
@@ -71,10 +74,10 @@ impl Watched {
                 times: times.get(operator)?.clone(),
                 every: *every,
                 streams: streams.clone(),
+                traced: traced.clone(),
             })
         });
         let samples = samples && source.is_some();
-        let traced = self.traced.as_ref().map(|traced| traced.runs(operator, is_worker));
         let is_any = source.is_some() || work.is_some() || traced.is_some();
         is_any.then_some(ObservedRuns { operator, source, samples, work, traced })
     }
@@ -96,7 +99,7 @@ pub(crate) struct ObservedRuns {
     pub(crate) samples: bool,
     /// Set if its device work is timed.
     pub(crate) work: Option<TimedRuns>,
-    pub(crate) traced: Option<TracedRuns>,
+    pub(crate) traced: Option<Arc<TracedRuns>>,
 }
 
 /// Times the work on an operator's own stream.
@@ -105,6 +108,7 @@ pub(crate) struct TimedRuns {
     times: Arc<DeviceTimes>,
     pub(crate) every: u32,
     streams: Arc<OperatorStreams>,
+    traced: Option<Arc<TracedRuns>>,
 }
 
 impl TimedRuns {
@@ -115,7 +119,8 @@ impl TimedRuns {
 
     /// Begins to time a run.
     pub(crate) fn begin(&self, stream: &Stream, spans: Option<OpenSpans>) {
-        let run = self.times.begin();
+        // In a trace, its device work has the number of the run.
+        let run = self.traced.as_ref().map_or_else(|| self.times.begin(), |traced| traced.current());
         let spans: SmallVec<[OpenSpans; 1]> = spans.into_iter().collect();
         let (reader, times) = (self.reader.clone(), self.times.clone());
         stream.begin_run(SpanOwner { reader, run, times, spans });

@@ -79,6 +79,10 @@ impl TraceClock {
         }
     }
 
+    pub(crate) fn is_paused(&self) -> bool {
+        matches!(self, Self::Paused)
+    }
+
     pub(crate) fn axis(&self) -> TraceAxis {
         match self {
             Self::Paused => TraceAxis { from: 0, nanos: 0, rate: 1.0 },

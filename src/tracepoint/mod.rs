@@ -98,6 +98,10 @@ impl Tracepoints {
         self.record_at(self.now(), event);
     }
 
+    pub(crate) fn clock(&self) -> &TraceClock {
+        &self.0.clock
+    }
+
     fn now(&self) -> u64 {
         self.0.clock.now()
     }
