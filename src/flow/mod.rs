@@ -69,6 +69,7 @@ use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
     hub::HubOptions,
+    observe,
     operator::{
         PortDecl, PortKind,
         control::{Control, SectionControl},
@@ -137,7 +138,8 @@ impl Flow {
         if stepped {
             control.set_stepped();
         }
-        let observers: Vec<_> = self.observers.iter().cloned().chain(crate::observe::from_environment()).collect();
+        let from_outside = observe::from_environment().chain(observe::attached_profiler());
+        let observers: Vec<_> = self.observers.iter().cloned().chain(from_outside).collect();
         let mut watched = Watched::default();
         observers.iter().for_each(|observer| observer.watches(&control, &mut watched));
         if self.device_times {

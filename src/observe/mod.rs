@@ -51,6 +51,11 @@
 //! `WAKELINE_STATUS=2s` in the environment makes every flow of a program print its snapshot every two seconds to the
 //! standard error, and once more at its end, which waits until it is written. Units are `ms`, `s` and `m`.
 //!
+//! # Profilers
+//!
+//! Nsight Systems, Nsight Compute and other profilers that attach through NVTX see runs, polls and messages of every flow,
+//! observed or not: see [the guide](crate::guide::performance#profiling-with-nsight).
+//!
 //! # Metrics
 //!
 //! [`Observe::open_metrics`] is the text for a scraper, in the [OpenMetrics] format. It costs only when it is called. All
@@ -94,6 +99,8 @@ mod environment;
 mod flight;
 mod histogram;
 mod metrics;
+#[cfg(feature = "cuda")]
+mod nvtx;
 mod paths;
 mod perfetto;
 mod recording;
@@ -115,6 +122,8 @@ pub use snapshot::{
 pub use trace::Trace;
 
 pub(crate) use environment::from_environment;
+#[cfg(feature = "cuda")]
+pub(crate) use nvtx::attached_profiler;
 
 use self::{
     flight::FlightRecorder,
@@ -302,6 +311,12 @@ impl Observe {
     pub fn open_metrics(&self) -> String {
         metrics::text(self.snapshots())
     }
+}
+
+/// Without CUDA there is no profiler.
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn attached_profiler() -> Option<Arc<dyn FlowObserver>> {
+    None
 }
 
 impl Shared {
