@@ -16,7 +16,7 @@ use std::{
     fmt,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -118,6 +118,7 @@ impl Tracepoints {
         TracedRuns {
             operator: self.operator(operator),
             may_overlap,
+            hands_over: AtomicBool::new(false),
             next: AtomicU64::new(0),
             current: AtomicU64::new(0),
         }
@@ -156,12 +157,22 @@ impl TracedOperator {
 pub(crate) struct TracedRuns {
     operator: TracedOperator,
     may_overlap: bool,
+    /// Its workers' runs are traced instead.
+    hands_over: AtomicBool,
     next: AtomicU64,
     current: AtomicU64,
 }
 
 impl TracedRuns {
+    /// Called before the first run of an operator whose task hands each run to a worker.
+    pub(crate) fn hand_over(&self) {
+        self.hands_over.store(true, Ordering::Relaxed);
+    }
+
     pub(crate) fn begin(&self) {
+        if self.hands_over.load(Ordering::Relaxed) {
+            return;
+        }
         let TracedOperator { points, operator } = &self.operator;
         let shared = points.0.runs.get(*operator as usize).filter(|_| self.may_overlap);
         let run = match shared {
@@ -183,6 +194,9 @@ impl TracedRuns {
     }
 
     pub(crate) fn end(&self) {
+        if self.hands_over.load(Ordering::Relaxed) {
+            return;
+        }
         let TracedOperator { points, operator } = &self.operator;
         points.record(TraceEvent::RunEnded { operator: *operator, run: self.current() });
     }
