@@ -17,7 +17,7 @@ use std::{
 };
 
 use common::{MapPorts, cuda, emulated};
-use wakeline::{flow::LocalFlow, observe::Observe, operator::concurrent, prelude::*};
+use wakeline::{device::Simulation, flow::LocalFlow, observe::Observe, operator::concurrent, prelude::*};
 
 /// The variable that says that this process is a test's program.
 const PROGRAM: &str = "NVTX_TEST_PROGRAM";
@@ -34,14 +34,6 @@ struct Call {
     thread: u64,
     name: String,
     arguments: Vec<String>,
-}
-
-/// A run or a poll, from its begin to its end.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Range {
-    operator: String,
-    payload: u64,
-    is_elsewhere: bool,
 }
 
 /// The library: the one that this variable names, or else compiled once.
@@ -105,19 +97,18 @@ impl Seen {
         calls.map(|call| call.arguments.iter().map(String::as_str).collect()).collect()
     }
 
-    /// The runs, which all have ended.
-    fn runs(&self) -> Vec<Range> {
+    /// The runs, by operator and number, in the order of their ends. All have ended.
+    fn runs(&self) -> Vec<(&str, u64)> {
         let (mut open, mut done) = (HashMap::new(), Vec::new());
         for call in &self.calls {
             match (&*call.name, &call.arguments[..]) {
                 ("start", [range, category, operator, payload]) => {
                     assert_eq!(category, "1", "{call:?}");
-                    let run = (operator.clone(), payload.parse().unwrap(), call.thread);
+                    let run = (operator.as_str(), payload.parse().unwrap());
                     assert!(open.insert(range, run).is_none(), "{call:?}");
                 }
                 ("end", [range]) => {
-                    let (operator, payload, thread) = open.remove(range).unwrap_or_else(|| panic!("{call:?}"));
-                    done.push(Range { operator, payload, is_elsewhere: thread != call.thread });
+                    done.push(open.remove(range).unwrap_or_else(|| panic!("{call:?}")));
                 }
                 ("start" | "end", _) => panic!("{call:?}"),
                 _ => {}
@@ -127,9 +118,8 @@ impl Seen {
         done
     }
 
-    /// The numbers of the operator's runs, in the order of their ends.
     fn numbers(&self, operator: &str) -> Vec<u64> {
-        self.runs().iter().filter(|run| run.operator == operator).map(|run| run.payload).collect()
+        self.runs().iter().filter(|run| run.0 == operator).map(|run| run.1).collect()
     }
 
     /// The operators of the polls, which nest on each thread and have all ended.
@@ -272,8 +262,7 @@ fn runs_that_overlap_have_their_own_ranges() {
     seen.assert_valid();
     let mut numbers = seen.numbers("work");
     numbers.sort_unstable();
-    numbers.dedup();
-    assert!(numbers.starts_with(&(0..40).collect::<Vec<_>>()), "{numbers:?}");
+    assert_eq!(numbers, (0..40).collect::<Vec<_>>(), "one of each run");
     seen.polls();
 }
 
@@ -360,6 +349,27 @@ fn streams_of_a_gpu_have_the_names_of_their_operators() {
     seen.assert_valid();
     let names = seen.of("stream");
     assert!(names.iter().any(|name| name[0] != "0" && name[1] == "work"), "{names:?}");
+}
+
+#[test]
+fn a_flow_that_is_stepped_or_simulated_is_shown_too() {
+    let seen = with_profiler("a_flow_that_is_stepped_or_simulated_is_shown_too", library(), &[], async {
+        let mut steps = counting().steps().unwrap();
+        while steps.next().await.is_some() {}
+        let report = steps.run_on().await.unwrap();
+        assert_eq!(report.operator("double").unwrap().runs, 20);
+        let simulated = || {
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            let runtime = runtime.enable_all().start_paused(true).build().unwrap();
+            let outcome = runtime.block_on(Simulation::new(1).run(async { counting().run().await }));
+            assert_eq!(outcome.unwrap().operator("double").unwrap().runs, 20);
+        };
+        std::thread::spawn(simulated).join().unwrap();
+    });
+    let Some(seen) = seen else { return };
+    seen.assert_valid();
+    assert_eq!(seen.numbers("double"), (0..20).chain(0..20).collect::<Vec<_>>());
+    seen.polls();
 }
 
 /// A library that does not work is reported once, and the flows run.
