@@ -125,6 +125,8 @@ pub mod operator;
 mod sync;
 pub mod test;
 mod thread_name;
+#[allow(dead_code, reason = "being built")]
+mod tracepoint;
 
 #[cfg(feature = "config")]
 #[doc(inline)]

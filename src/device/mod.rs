@@ -20,6 +20,8 @@ pub(crate) mod graph_ir;
 mod host;
 pub(crate) mod human;
 mod kernel_type;
+#[cfg(feature = "cuda")]
+pub(crate) mod nvtx;
 mod process;
 pub(crate) mod recorder;
 pub(crate) mod thread;

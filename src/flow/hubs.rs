@@ -222,6 +222,7 @@ fn plan_of(
         wait_time_origin: wait_time_origin(flow, connection.to),
         stepped: false,
         captured: None,
+        traced: None,
     }
 }
 

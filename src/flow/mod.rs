@@ -69,6 +69,7 @@ use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
     hub::HubOptions,
+    observe,
     operator::{
         PortDecl, PortKind,
         control::{Control, SectionControl},
@@ -107,8 +108,8 @@ struct Connection {
 pub(crate) trait FlowObserver: Send + Sync {
     /// The address of what it records to: a second observer with the same one is not added.
     fn records_to(&self) -> *const ();
-    /// Adds what it wants recorded of a run of so many operators.
-    fn watches(&self, operators: usize, watched: &mut Watched);
+    /// Adds what it wants recorded of a run that is about to begin.
+    fn watches(&self, flow: &Control, watched: &mut Watched);
     /// The operators of a run are about to run.
     fn begins(&self, flow: &Handle);
     /// A run has ended, and its hubs still exist. Called also for one whose operators have not begun.
@@ -137,9 +138,10 @@ impl Flow {
         if stepped {
             control.set_stepped();
         }
-        let observers: Vec<_> = self.observers.iter().cloned().chain(crate::observe::from_environment()).collect();
+        let from_outside = observe::from_environment().chain(observe::attached_profiler());
+        let observers: Vec<_> = self.observers.iter().cloned().chain(from_outside).collect();
         let mut watched = Watched::default();
-        observers.iter().for_each(|observer| observer.watches(self.entries.len(), &mut watched));
+        observers.iter().for_each(|observer| observer.watches(&control, &mut watched));
         if self.device_times {
             watched.add_report(self.entries.len());
         }
@@ -181,8 +183,11 @@ impl Flow {
         let hubs_to_create: Vec<_> = plans
             .into_iter()
             .zip(self.connections.iter().zip(waits))
-            .map(|(mut plan, (connection, (writer_waits, reader_waits, of_each)))| {
+            .enumerate()
+            .map(|(at, (mut plan, (connection, (writer_waits, reader_waits, of_each))))| {
                 plan.stepped = stepped;
+                let (from, to) = (connection.from.operator, connection.to.operator);
+                plan.traced = control.traced().map(|traced| traced.hub(at, from, to));
                 let port = |id: PortId| (id.operator, self.entries[id.operator].ports[id.port].name);
                 drive::HubToCreate {
                     plan,

@@ -41,6 +41,7 @@ use crate::{
         poll_in_context::poll_in_context,
     },
     sync::logged,
+    tracepoint::TraceEvent,
 };
 
 pub(super) struct Supervisor<'a> {
@@ -79,7 +80,7 @@ impl Supervisor<'_> {
                 let end = async {
                     // Before its ports are closed, so that an operator that loses a message finds the reason.
                     if let Err(error) = &running {
-                        control.fail(blamed(&control, error.clone(), &place));
+                        control.fail_at(Some(index), blamed(&control, error.clone(), &place));
                     }
                     // The token is returned after the ports have closed, since closing them may wake others.
                     let closing = caught(async {
@@ -120,7 +121,8 @@ impl Supervisor<'_> {
                     if let Err(error) = ended.outcome {
                         // Errors after the first failure are consequences of the abort.
                         if failure.is_none() {
-                            failure = Some(self.control.fail(blamed(self.control, error, &ended.place)));
+                            let (at, error) = (ended.member.index, blamed(self.control, error, &ended.place));
+                            failure = Some(self.control.fail_at(Some(at), error));
                             nodes.iter().for_each(|node| node.abort());
                         }
                     }
@@ -417,14 +419,17 @@ impl Supervisor<'_> {
             false => "these operators wait only for each other, and no other operator can release them",
         };
         let error = Error::new(ErrorKind::Stalled, format!("{what}:\n  - {}", waits.join("\n  - ")));
+        let trace = || self.control.traced().into_iter().for_each(|traced| traced.record(TraceEvent::Stalled));
         // A stalled flow cannot be drained either.
         let fails = self.on_stall == OnStall::Fail || self.control.is_stopping();
         self.control.note_stall(&group, waits, fails);
         if fails {
+            trace();
             return Some(error);
         }
         let waits = waits.join("\n");
         if idle.reported.get(&group) != Some(&waits) {
+            trace();
             let flow = self.control.name.clone();
             logged(
                 || tracing::warn!(flow = &*flow, error = %format_args!("{error:#}"), "operators have stalled; the flow continues"),

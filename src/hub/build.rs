@@ -17,6 +17,7 @@ use crate::{
     error::Result,
     mutants::{self, Mutant},
     stream::{CompletionMode, Stream},
+    tracepoint::TracedHub,
 };
 
 /// What a hub is made from, once the flow is known completely.
@@ -50,6 +51,8 @@ pub(crate) struct HubPlan {
     pub(crate) stepped: bool,
     /// The hub is made in a capture, and its writer works on this stream of the capture.
     pub(crate) captured: Option<Stream>,
+    /// Set if its messages are traced.
+    pub(crate) traced: Option<TracedHub>,
 }
 
 /// The two ends of a hub, and a flow's view of it.
@@ -94,9 +97,14 @@ pub(crate) fn build<M: Message>(plan: HubPlan, clone_latest: Option<CloneFn<M>>)
         (blank_pool, pool(plan.reader_bytes, &plan.reader, &captured)?)
     };
     let copy_stream = if plan.captured.is_some() { captured } else { make_copy_stream()? };
+    // A capture is not a run.
+    let traced = plan.traced.filter(|_| plan.captured.is_none()).map(Box::new);
     let queues = plan.ends_with.clone().filter(|_| clone_latest.is_none());
     let core = Arc::new(HubCore {
+        is_noted: plan.wait_time_origin.is_some() || traced.is_some(),
+        is_plain: clone_latest.is_none() && traced.is_none(),
         wait_time_origin: plan.wait_time_origin,
+        traced,
         latest: clone_latest.map(|clone| KeptLatest::new(clone, plan.ends_with)),
         forks: plan.forks,
         reads_anywhere: plan.reads_anywhere,

@@ -84,6 +84,7 @@ use crate::{
     mutants::{self, Mutant},
     stream::{OpenSpans, Stream},
     sync::{DiscardOnDrop, discard, discard_all, logged},
+    tracepoint::TracedHub,
 };
 
 mod joined;
@@ -97,6 +98,10 @@ type Replaced = SmallVec<[RawEnvelope; 2]>;
 #[repr(C, align(64))]
 pub(crate) struct HubCore<M: Message> {
     pub(super) queue: Queue<Parcel<M>>,
+    /// Something is noted of each message that is pushed: its time, or a tracepoint.
+    pub(super) is_noted: bool,
+    /// Messages are taken from the queue, and nothing else is done: the latest is not kept, and nothing is traced.
+    pub(super) is_plain: bool,
     /// From which point the waiting times of messages are recorded for the reader.
     pub(super) wait_time_origin: Option<Since>,
     pub(super) failed: OnceLock<Error>,
@@ -120,6 +125,8 @@ pub(crate) struct HubCore<M: Message> {
     pub(super) stepped: AtomicBool,
     /// The writer's last request.
     pub(super) writer_request: WriterRequest,
+    /// Set if its messages are traced.
+    pub(super) traced: Option<Box<TracedHub>>,
 }
 
 /// The result of an attempt to move a queued message.
@@ -149,6 +156,8 @@ impl<M: Message> HubCore<M> {
         Self {
             name,
             queue,
+            is_noted: false,
+            is_plain: true,
             wait_time_origin: None,
             latest: None,
             reader,
@@ -160,6 +169,7 @@ impl<M: Message> HubCore<M> {
             has_external_writer: AtomicBool::new(false),
             stepped: AtomicBool::new(false),
             writer_request: WriterRequest::new(),
+            traced: None,
             failed: OnceLock::new(),
         }
     }
@@ -258,7 +268,7 @@ impl<M: Message> HubCore<M> {
         let mut replaced = Replaced::new();
         match self.move_message(parcel, &mut replaced) {
             MoveOutcome::Done(_) => {
-                if self.queue.push(place, true) == Pushed::NotQueued {
+                if self.push(place, true) == Pushed::NotQueued {
                     return self.check_unchanged(place, &replaced);
                 }
             }
@@ -309,15 +319,37 @@ impl<M: Message> HubCore<M> {
     #[inline]
     pub(super) fn enqueue(&self, place: &mut Option<Parcel<M>>, dropped: impl FnOnce(Parcel<M>)) {
         let moves = self.moves();
-        if let Some(parcel) = place {
-            self.note_time(parcel, Since::Sent);
-            if !moves {
-                self.note_time(parcel, Since::Arrived);
-            }
+        if self.is_noted {
+            self.note_times(place);
         }
-        match self.queue.push(place, !moves) {
+        match self.push(place, !moves) {
             Pushed::Evicted | Pushed::Dropped => drop(place.take().map(dropped)),
             Pushed::Queued | Pushed::NotQueued => {}
+        }
+    }
+
+    #[inline]
+    fn push(&self, place: &mut Option<Parcel<M>>, ready: bool) -> Pushed {
+        if self.is_noted { self.push_traced(place, ready) } else { self.queue.push(place, ready) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn push_traced(&self, place: &mut Option<Parcel<M>>, ready: bool) -> Pushed {
+        let mut push = || self.queue.push(place, ready);
+        let Some(traced) = &self.traced else { return push() };
+        let is_outside = self.has_external_writer.load(Ordering::Relaxed);
+        traced.send(is_outside, push, |pushed| matches!(pushed, Pushed::Queued | Pushed::Evicted))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn note_times(&self, place: &mut Option<Parcel<M>>) {
+        if let Some(parcel) = place {
+            self.note_time(parcel, Since::Sent);
+            if !self.moves() {
+                self.note_time(parcel, Since::Arrived);
+            }
         }
     }
 
@@ -373,13 +405,21 @@ impl<M: Message> HubCore<M> {
     /// the newest, also a message that was read before.
     #[inline]
     pub(crate) fn take(&self, place: &mut Option<Parcel<M>>, reread: bool) -> Option<u64> {
-        match &self.latest {
+        if self.is_plain { self.queue.take(place) } else { self.take_noted(place, reread) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn take_noted(&self, place: &mut Option<Parcel<M>>, reread: bool) -> Option<u64> {
+        let taken = match &self.latest {
             None => self.queue.take(place),
             Some(kept) if reread || self.queue.unread() > 0 => {
                 self.queue.read(place, |parcel| parcel.read_with((kept.clone)(&parcel.message)))
             }
             Some(_) => None,
-        }
+        };
+        self.traced.iter().zip(taken).for_each(|(traced, message)| traced.taken(message));
+        taken
     }
 
     /// Checks that the message can be moved: where the hub copies nothing, its envelopes are at the reader's location;
@@ -512,7 +552,11 @@ impl<M: Message> HubCore<M> {
         if !M::CARRIES_ENVELOPES {
             return None;
         }
-        parcel.journey().zip(self.copy_stream.as_ref()).and_then(|(journey, copies)| journey.begin_copies(copies))
+        let to_host = self.reader.is_host();
+        parcel
+            .journey()
+            .zip(self.copy_stream.as_ref())
+            .and_then(|(journey, copies)| journey.begin_copies(copies, to_host))
     }
 
     #[inline]

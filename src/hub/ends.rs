@@ -478,6 +478,7 @@ mod tests {
             wait_time_origin: None,
             stepped: false,
             captured: None,
+            traced: None,
         }
     }
 

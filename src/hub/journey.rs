@@ -186,14 +186,14 @@ impl Journey {
     }
 
     /// Times the copies of the message, which are enqueued on `stream` until its [`end_run`](Stream::end_run).
-    pub(crate) fn begin_copies(&mut self, stream: &Stream) -> Option<OpenSpans> {
+    pub(crate) fn begin_copies(&mut self, stream: &Stream, to_host: bool) -> Option<OpenSpans> {
         let reader = self.log.reader.as_ref()?;
         let open = Spans::begin();
         self.copies = Some(open.spans().clone());
         stream.begin_run(SpanOwner {
             reader: reader.clone(),
             run: self.origin.number,
-            times: reader.copies().clone(),
+            times: reader.copies(to_host).clone(),
             spans: [open.clone()].into(),
         });
         Some(open)

@@ -1,24 +1,30 @@
-//! `WAKELINE_STATUS`: snapshots of a program's flows, without a change of the program.
+//! `WAKELINE_STATUS` and `WAKELINE_TRACE`: snapshots and traces of a program's flows, without a change of the program.
 
 use std::{
+    ffi::OsString,
     io::Write,
-    sync::{Arc, LazyLock, Once},
+    path::{Path, PathBuf},
+    sync::{
+        Arc, LazyLock, Once,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
-use super::{FlowRecords, Observe, Snapshot};
+use super::{FlowRecords, Observe, Snapshot, records::Records, trace::Trace};
 use crate::{flow::FlowObserver, sync::logged};
 
-const VARIABLE: &str = "WAKELINE_STATUS";
+const STATUS: &str = "WAKELINE_STATUS";
+const TRACE: &str = "WAKELINE_TRACE";
 
 /// How often to print, if the environment says so.
 static INTERVAL: LazyLock<Option<Duration>> = LazyLock::new(|| {
-    let value = std::env::var_os(VARIABLE).filter(|value| !value.is_empty())?;
+    let value = std::env::var_os(STATUS).filter(|value| !value.is_empty())?;
     let interval = value.to_str().and_then(duration);
     if interval.is_none() {
         logged(|| {
             tracing::warn!(
-                "{VARIABLE}={} is not used: it must be a whole number with a unit, from `1ms` on: `500ms`, `2s`, `1m`",
+                "{STATUS}={} is not used: it must be a whole number with a unit, from `1ms` on: `500ms`, `2s`, `1m`",
                 value.display()
             );
         });
@@ -26,11 +32,64 @@ static INTERVAL: LazyLock<Option<Duration>> = LazyLock::new(|| {
     interval
 });
 
+/// The file for the trace of the first flow that ends, if the environment names one.
+static FILE: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
+    let file = PathBuf::from(std::env::var_os(TRACE).filter(|value| !value.is_empty())?);
+    let is_file = file.file_name().is_some() && !file.is_dir();
+    if !is_file {
+        logged(|| {
+            tracing::warn!(
+                "{TRACE}={} is not used: it must be the path of a file that can be written: `flow.pftrace`",
+                file.display()
+            );
+        });
+    }
+    is_file.then_some(file)
+});
+
 /// Observes all flows of the process.
 static ALL: LazyLock<Observe> = LazyLock::new(Observe::new);
 
-/// The observer of a flow that begins.
-pub(crate) fn from_environment() -> Option<Arc<dyn FlowObserver>> {
+/// Records all flows of the process.
+static RECORDED: LazyLock<Observe> = LazyLock::new(|| Observe::new().record(super::RECORDED));
+
+/// The observers of a flow that begins.
+pub(crate) fn from_environment() -> impl Iterator<Item = Arc<dyn FlowObserver>> {
+    printer().into_iter().chain(recorder())
+}
+
+/// Saves a trace when the flow ends.
+fn recorder() -> Option<Arc<dyn FlowObserver>> {
+    FILE.is_some().then(|| Arc::new(FlowRecords { observe: RECORDED.clone(), at_end: Some(save_end) }) as _)
+}
+
+/// The first flow that ends is in the file itself. Errors are logged.
+fn save_end(snapshot: &Snapshot, records: Option<&Arc<Records>>) {
+    static ENDED: AtomicUsize = AtomicUsize::new(0);
+    let Some((file, timeline)) = FILE.as_ref().zip(records.and_then(|records| records.timeline(Duration::MAX))) else {
+        return;
+    };
+    let file = numbered(file, ENDED.fetch_add(1, Ordering::Relaxed));
+    if let Err(error) = Trace::new(vec![timeline]).save(&file) {
+        logged(|| tracing::error!(flow = &*snapshot.flow, error = %format_args!("{error:#}"), "{TRACE} is not saved"));
+    }
+}
+
+/// `flow.pftrace`, then `flow.2.pftrace` and so on.
+fn numbered(file: &Path, before: usize) -> PathBuf {
+    if before == 0 {
+        return file.into();
+    }
+    let mut extension = OsString::from((before + 1).to_string());
+    if let Some(own) = file.extension() {
+        extension.push(".");
+        extension.push(own);
+    }
+    file.with_extension(extension)
+}
+
+/// Prints snapshots of the flow.
+fn printer() -> Option<Arc<dyn FlowObserver>> {
     static PRINTS: Once = Once::new();
     let interval = (*INTERVAL)?;
     PRINTS.call_once(|| {
@@ -41,14 +100,13 @@ pub(crate) fn from_environment() -> Option<Arc<dyn FlowObserver>> {
             }
         });
         if let Err(error) = print {
-            logged(|| tracing::warn!(%error, "cannot spawn the thread that prints {VARIABLE}"));
+            logged(|| tracing::warn!(%error, "cannot spawn the thread that prints {STATUS}"));
         }
     });
-    let Observe { sampling, hooks, shared } = ALL.clone();
-    Some(Arc::new(FlowRecords { sampling, hooks, shared, at_end: Some(print_end) }))
+    Some(Arc::new(FlowRecords { observe: ALL.clone(), at_end: Some(print_end) }))
 }
 
-fn print_end(snapshot: &Snapshot) {
+fn print_end(snapshot: &Snapshot, _records: Option<&Arc<Records>>) {
     print(snapshot);
 }
 
@@ -73,6 +131,13 @@ fn duration(text: &str) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_flow_has_a_file() {
+        let all = |file: &str| [0, 1, 11].map(|before| numbered(file.as_ref(), before).display().to_string());
+        assert_eq!(all("a/flow.pftrace"), ["a/flow.pftrace", "a/flow.2.pftrace", "a/flow.12.pftrace"]);
+        assert_eq!(all("flow"), ["flow", "flow.2", "flow.12"]);
+    }
 
     #[test]
     fn an_interval_has_a_number_and_a_unit() {

@@ -65,6 +65,11 @@
 //! `WAKELINE_STATUS=2s` in the environment makes every flow of a program print its snapshot every two seconds to the
 //! standard error, and once more at its end, which waits until it is written. Units are `ms`, `s` and `m`.
 //!
+//! # Profilers
+//!
+//! Nsight Systems, Nsight Compute and other profilers that attach through NVTX see runs, polls and messages of every flow,
+//! observed or not: see [the guide](crate::guide::performance#profiling-with-nsight).
+//!
 //! # Metrics
 //!
 //! [`Observe::open_metrics`] is the text for a scraper, in the [OpenMetrics] format. With the feature `metrics`,
@@ -120,17 +125,26 @@
 mod activity;
 mod bottleneck;
 mod environment;
+mod flight;
 mod histogram;
 mod hooks;
 mod long_waits;
 mod metrics;
+#[cfg(feature = "cuda")]
+mod nvtx;
 mod paths;
+mod perfetto;
+mod recording;
 mod records;
+mod ring;
 mod snapshot;
+mod timeline;
+mod trace;
+mod triggers;
 mod warnings;
 mod watchdogs;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 pub use activity::{Activity, Shares};
 pub use bottleneck::{Bottleneck, Reason};
@@ -138,21 +152,29 @@ pub use paths::{PathCounts, PathParts, PathSnapshot, SlowMessage};
 pub use snapshot::{
     DeviceSnapshot, EnvelopesSnapshot, FlowState, HubSnapshot, OperatorSnapshot, SectionSnapshot, Snapshot,
 };
+pub use trace::Trace;
 pub use warnings::{Warning, WarningCounts, WarningKind};
 
 pub(crate) use environment::from_environment;
+#[cfg(feature = "cuda")]
+pub(crate) use nvtx::attached_profiler;
 
 use self::{
+    flight::FlightRecorder,
     hooks::{Hook, WarningQueue},
     records::{Records, Sampling, WarningSink},
+    timeline::Timeline,
+    triggers::{Cause, Triggers},
     watchdogs::Limits,
 };
 use crate::{
     Flow,
+    error::{Error, ErrorKind, Result},
     flow::{FlowObserver, LocalFlow},
     hub::journey::JourneyLog,
     operator::{
         Handle,
+        control::Control,
         observed_runs::{Watched, WatchedPaths, WatchedWork},
     },
     stream::SpanReader,
@@ -163,6 +185,8 @@ use crate::{
 const ENDED: usize = 16;
 /// One message in so many is followed.
 const MEASURED: u32 = 64;
+/// Events of each thread that are kept for triggers.
+const RECORDED: usize = 65_536;
 /// The bounds of the interval between two samples, and of the time that is kept.
 const EVERY: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(60));
 const KEEP: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3600));
@@ -174,12 +198,15 @@ const KEEP: (Duration, Duration) = (Duration::from_millis(100), Duration::from_s
 pub struct Observe {
     sampling: Sampling,
     hooks: Vec<Hook>,
+    /// Set if the runs of flows are recorded.
+    recorder: Option<Arc<FlightRecorder>>,
     shared: Arc<Shared>,
 }
 
 struct Shared {
     flows: Mutex<Vec<Arc<Records>>>,
     warnings: Arc<WarningQueue>,
+    triggers: Arc<Triggers>,
 }
 
 impl Observe {
@@ -187,8 +214,9 @@ impl Observe {
     pub fn new() -> Self {
         let (every, keep) = (Duration::from_millis(10), Duration::from_secs(10));
         let sampling = Sampling { every, keep, paths: MEASURED, device_times: true, limits: Limits::default() };
-        let shared = Shared { flows: Mutex::at(Level::Records, Vec::new()), warnings: Arc::default() };
-        Self { sampling, hooks: Vec::new(), shared: Arc::new(shared) }
+        let shared =
+            Shared { flows: Mutex::at(Level::Records, Vec::new()), warnings: Arc::default(), triggers: Arc::default() };
+        Self { sampling, hooks: Vec::new(), recorder: None, shared: Arc::new(shared) }
     }
 
     /// Sets the interval between two samples, between 1 ms and a minute, for flows that it is given from now on. The thread
@@ -277,6 +305,88 @@ impl Observe {
         self
     }
 
+    /// Records what happens in flows that it is given from now on, for [`trace`](Self::trace): polls and runs of operators,
+    /// and the way of each message. So many `events` are kept of each thread, rounded up to a power of two between 1,024 and
+    /// 16,777,216; with zero nothing is recorded. An event takes 24 bytes, which are allocated as they are needed, and are
+    /// freed when the thread has ended and its events are older than what is [kept](Self::keep).
+    ///
+    /// An event costs a reading of the processor's clock and about as much again, less than a reading of the system's
+    /// clock. A message has two, and so have each run and each poll of an operator.
+    ///
+    /// Device work is in the trace where it is timed ([`device_times`](Self::device_times)), which is where a message is
+    /// followed ([`paths`](Self::paths)): with `paths(1)` all of it is.
+    #[must_use]
+    pub fn record(mut self, events: usize) -> Self {
+        self.recorder = (events > 0).then(|| FlightRecorder::new(events));
+        self
+    }
+
+    /// Saves the last seconds of a flow in `file`, [as a trace](Trace), when a followed message takes longer than `limit`
+    /// on the path of this [name](PathSnapshot::name): `read > upper > write`. A flow that has no such path is never slow.
+    ///
+    /// This and the other triggers are those of all clones of the observer. A trigger saves its file at most once a
+    /// minute, and replaces the one before. They are noticed by the thread that samples, every 10 ms, and
+    /// saved on a thread of its own; at the end of a flow before that ends. Errors are logged. If nothing is
+    /// [recorded](Self::record) yet, 65,536 events of each thread are from now on.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use wakeline::observe::Observe;
+    ///
+    /// let watch = Observe::new()
+    ///     .when_slower("read > upper > write", Duration::from_millis(20), "slow.pftrace")
+    ///     .when_failed("failed.pftrace");
+    /// ```
+    #[must_use]
+    pub fn when_slower(self, path: impl Into<String>, limit: Duration, file: impl Into<PathBuf>) -> Self {
+        self.when(Cause::Slower(path.into(), limit), file.into())
+    }
+
+    /// The same, when operators have [stalled](crate::ErrorKind::Stalled), whether that fails the flow or not.
+    #[must_use]
+    pub fn when_stalled(self, file: impl Into<PathBuf>) -> Self {
+        self.when(Cause::Stalled, file.into())
+    }
+
+    /// The same, when a flow fails; not when it is aborted.
+    #[must_use]
+    pub fn when_failed(self, file: impl Into<PathBuf>) -> Self {
+        self.when(Cause::Failed, file.into())
+    }
+
+    /// The same, when an operator was seen in one poll for longer than `limit`: meanwhile it blocks a thread of
+    /// the runtime. An interval between two samples is the error.
+    #[must_use]
+    pub fn when_blocked(self, limit: Duration, file: impl Into<PathBuf>) -> Self {
+        self.when(Cause::Blocked(limit), file.into())
+    }
+
+    fn when(mut self, cause: Cause, file: PathBuf) -> Self {
+        self.recorder.get_or_insert_with(|| FlightRecorder::new(RECORDED));
+        self.shared.triggers.add(cause, file);
+        self
+    }
+
+    /// What has happened in the last seconds, at most as many as are [kept](Self::keep), in all flows that it records:
+    /// those that run, and, up to their end, the last 16 that have ended.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) if it records none.
+    pub fn trace(&self, last: Duration) -> Result<Trace> {
+        let timelines = self.timeline(last);
+        if timelines.is_empty() {
+            let text = "no flow is recorded: call `Observe::record(65_536)` before `Flow::observe`, and run the flow";
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+        Ok(Trace::new(timelines))
+    }
+
+    /// One for each flow.
+    fn timeline(&self, last: Duration) -> Vec<Timeline> {
+        let flows = lock(&self.shared.flows).clone();
+        flows.iter().filter_map(|records| records.timeline(last)).collect()
+    }
+
     /// The snapshots of all flows that it observes, in the order of their begin: those that run, and the last snapshot
     /// of each of the last 16 that have ended.
     pub fn snapshots(&self) -> Vec<Snapshot> {
@@ -290,6 +400,12 @@ impl Observe {
     pub fn open_metrics(&self) -> String {
         metrics::text(self.snapshots())
     }
+}
+
+/// Without CUDA there is no profiler.
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn attached_profiler() -> Option<Arc<dyn FlowObserver>> {
+    None
 }
 
 impl Shared {
@@ -309,16 +425,16 @@ impl Shared {
 
 /// The observer of one flow's runs.
 struct FlowRecords {
-    sampling: Sampling,
-    hooks: Vec<Hook>,
-    shared: Arc<Shared>,
-    /// Called with each last snapshot.
-    at_end: Option<fn(&Snapshot)>,
+    observe: Observe,
+    /// Called at each end, with the last snapshot.
+    at_end: Option<fn(&Snapshot, Option<&Arc<Records>>)>,
 }
 
 impl FlowObserver for FlowRecords {
-    fn watches(&self, operators: usize, watched: &mut Watched) {
-        let Sampling { paths, device_times, .. } = self.sampling;
+    fn watches(&self, flow: &Control, watched: &mut Watched) {
+        let operators = flow.names.len();
+        let Observe { sampling, recorder, .. } = &self.observe;
+        let Sampling { paths, device_times, .. } = *sampling;
         if device_times && watched.work.is_none() {
             let reader = SpanReader::new();
             reader.has_thread();
@@ -329,30 +445,39 @@ impl FlowObserver for FlowRecords {
             let reader = watched.work.as_ref().map(|work| work.reader.clone());
             watched.paths = Some(WatchedPaths { log: JourneyLog::new(reader), every: paths });
         }
+        if let Some(recorder) = recorder {
+            watched.work.iter().for_each(|work| work.reader.keep());
+            let sink = recorder.flow();
+            watched.sinks.push(sink.clone());
+            watched.recordings.push(sink);
+        }
     }
 
     fn begins(&self, flow: &Handle) {
-        let sink = WarningSink { queue: self.shared.warnings.clone(), hooks: self.hooks.clone() };
-        let records = Records::begin(self.sampling, sink, flow);
-        lock(&self.shared.flows).push(records);
+        let Observe { sampling, hooks, recorder, shared } = &self.observe;
+        let warnings = WarningSink { queue: shared.warnings.clone(), hooks: hooks.clone() };
+        let recorder = recorder.as_ref().and_then(|recorder| recorder.sink_of(&flow.0));
+        let records = Records::begin(*sampling, warnings, shared.triggers.clone(), recorder, flow);
+        lock(&shared.flows).push(records);
     }
 
     fn records_to(&self) -> *const () {
-        Arc::as_ptr(&self.shared).cast()
+        Arc::as_ptr(&self.observe.shared).cast()
     }
 
     fn ends(&self, flow: &Handle) {
-        let records = lock(&self.shared.flows).iter().find(|records| records.is_of(flow)).cloned();
-        records.iter().for_each(|records| records.collect(true));
+        let shared = &self.observe.shared;
+        let records = lock(&shared.flows).iter().find(|records| records.is_of(flow)).cloned();
+        records.iter().for_each(|records| records.collect(&flow.0, None, true));
         let summary = records.as_ref().map(|records| records.last_summary(flow)).unwrap_or_default();
         let last = Snapshot::new(flow, &summary);
         if let Some(at_end) = self.at_end {
-            at_end(&last);
+            at_end(&last, records.as_ref());
         }
         if let Some(records) = records {
             records.end(last);
         }
-        self.shared.forget();
+        shared.forget();
     }
 }
 
@@ -360,8 +485,7 @@ impl Flow {
     /// Has an observer record this flow's runs that begin from now on. The shares and rates in its
     /// [snapshots](Handle::snapshot) are those of the first observer.
     pub fn observe(&mut self, watch: &Observe) {
-        let Observe { sampling, hooks, shared } = watch.clone();
-        self.add_observer(Arc::new(FlowRecords { sampling, hooks, shared, at_end: None }));
+        self.add_observer(Arc::new(FlowRecords { observe: watch.clone(), at_end: None }));
     }
 }
 
@@ -381,6 +505,10 @@ impl Default for Observe {
 impl fmt::Debug for Observe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let flows = lock(&self.shared.flows).len();
-        f.debug_struct("Observe").field("sampling", &self.sampling).field("flows", &flows).finish()
+        f.debug_struct("Observe")
+            .field("sampling", &self.sampling)
+            .field("recorder", &self.recorder)
+            .field("flows", &flows)
+            .finish_non_exhaustive()
     }
 }

@@ -29,7 +29,7 @@ use super::histogram::Histogram;
 use crate::{
     hub::journey::{FinishedJourney, JourneyLog, JourneyStage},
     operator::control::Control,
-    stream::{SpanReader, Spans},
+    stream::Spans,
     sync::{Level, Mutex, lock},
 };
 
@@ -145,7 +145,6 @@ impl PathParts {
 pub(super) struct Paths {
     log: Arc<JourneyLog>,
     every: u32,
-    reader: Option<Arc<SpanReader>>,
     keep: Duration,
     state: Mutex<State>,
 }
@@ -184,22 +183,13 @@ impl Paths {
     pub(super) fn of(control: &Control, keep: Duration) -> Option<Self> {
         let watched = control.watched()?;
         let paths = watched.paths.as_ref()?;
-        let reader = watched.work.as_ref().map(|work| work.reader.clone());
         let state = Mutex::at(Level::Paths, State::default());
-        Some(Self { log: paths.log.clone(), every: paths.every, reader, keep, state })
+        Some(Self { log: paths.log.clone(), every: paths.every, keep, state })
     }
 
-    /// Takes what has ended. At the end of a flow, also that of which some times are missing.
-    pub(super) fn collect(&self, is_last: bool) {
-        if let Some(reader) = &self.reader {
-            match is_last {
-                true => reader.close(),
-                false => {
-                    reader.adjust();
-                    reader.read(None);
-                }
-            }
-        }
+    /// Takes what has ended, and calls `slow` with the path and the time of each. At the end of a flow, also that of which
+    /// some times are missing.
+    pub(super) fn collect(&self, is_last: bool, slow: &mut dyn FnMut(&[usize], Duration)) {
         let (ended, now) = (self.log.take(), SystemInstant::now());
         let mut done = Vec::new();
         let mut state = lock(&self.state);
@@ -210,7 +200,7 @@ impl Paths {
         let mut open = VecDeque::new();
         while let Some((since, ended)) = state.waiting.pop_front() {
             if is_last || now - since >= LONGEST_WAIT || stages(&ended.last).all(JourneyStage::is_known) {
-                state.add(&ended, now, self.keep);
+                state.add(&ended, now, self.keep, slow);
                 done.push((since, ended));
             } else {
                 open.push_back((since, ended));
@@ -236,7 +226,13 @@ impl Paths {
 }
 
 impl State {
-    fn add(&mut self, ended: &FinishedJourney, now: SystemInstant, keep: Duration) {
+    fn add(
+        &mut self,
+        ended: &FinishedJourney,
+        now: SystemInstant,
+        keep: Duration,
+        slow: &mut dyn FnMut(&[usize], Duration),
+    ) {
         let mut operators: SmallVec<[usize; 16]> = stages(&ended.last).map(|stage| stage.operator).collect();
         operators.reverse();
         let mut seen = SmallVec::<[usize; 16]>::new();
@@ -252,6 +248,7 @@ impl State {
             None => self.paths.entry(operators.as_slice().into()).or_default(),
         };
         let (latency, parts) = measure(ended);
+        slow(&operators, latency);
         path.add(Slow { number: ended.origin.number, at: ended.origin.at, latency, parts }, now, keep);
     }
 }

@@ -10,16 +10,22 @@
 use std::{
     collections::VecDeque,
     sync::{Arc, LazyLock, Weak},
-    thread,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
+use rustc_hash::FxHashMap;
+
 use super::{
     activity::{Activity, QUERIES, activity, polls_device, reader_waits, writer_waits},
+    flight::FlowSink,
     hooks::{Hook, WarningQueue},
     long_waits::Look,
     paths::{PathCounts, PathSnapshot, Paths},
-    snapshot::Snapshot,
+    recording::Recording,
+    snapshot::{Snapshot, path_name},
+    timeline::Timeline,
+    triggers::{Happened, Triggers},
     warnings::{Warning, WarningCounts},
     watchdogs::{Begun, Limits, Watchdogs},
 };
@@ -28,7 +34,8 @@ use crate::{
         Handle,
         control::{Control, Hubs},
     },
-    sync::{Condvar, Level, Mutex, contained, lock},
+    stream::SpanReader,
+    sync::{Condvar, Level, Mutex, contained, lock, logged},
 };
 
 /// The number of stretches into which the kept time is divided.
@@ -64,9 +71,16 @@ pub(super) struct Records {
     recent: Mutex<Recent>,
     /// `None` also for a second observer of the run.
     paths: Option<Paths>,
-    sink: WarningSink,
+    warnings: WarningSink,
     /// Of several observers of a flow the first one logs.
     logs: bool,
+    /// Set if device work is timed: read by the first observer.
+    reader: Mutex<Option<Arc<SpanReader>>>,
+    /// Set if the run is recorded.
+    recording: Option<Recording>,
+    triggers: Arc<Triggers>,
+    /// Threads that save traces.
+    saves: Mutex<Vec<JoinHandle<()>>>,
     /// Set when the run has ended.
     last: Mutex<Option<Arc<Snapshot>>>,
 }
@@ -145,17 +159,29 @@ pub(super) struct HubSummary {
 
 impl Records {
     /// Begins to record a run.
-    pub(super) fn begin(sampling: Sampling, sink: WarningSink, flow: &Handle) -> Arc<Self> {
+    pub(super) fn begin(
+        sampling: Sampling,
+        warnings: WarningSink,
+        triggers: Arc<Triggers>,
+        recorder: Option<Arc<FlowSink>>,
+        flow: &Handle,
+    ) -> Arc<Self> {
         let control = &flow.0;
+        let is_first = control.records.get().is_none();
+        let work = control.watched().and_then(|watched| watched.work.as_ref()).filter(|_| is_first);
         let watchdogs = Watchdogs::new(sampling.limits);
         let recent = Recent { buckets: VecDeque::new(), operators: Vec::new(), watchdogs };
         let records = Arc::new(Self {
             sampling,
             control: Arc::downgrade(control),
             recent: Mutex::at(Level::Records, recent),
-            sink,
-            logs: control.records.get().is_none(),
-            paths: control.records.get().is_none().then(|| Paths::of(control, sampling.keep)).flatten(),
+            warnings,
+            logs: is_first,
+            paths: is_first.then(|| Paths::of(control, sampling.keep)).flatten(),
+            reader: Mutex::new(work.map(|work| work.reader.clone())),
+            recording: recorder.and_then(|recorder| Recording::begin(control, recorder)),
+            triggers,
+            saves: Mutex::default(),
             last: Mutex::default(),
         });
         let known: Arc<dyn std::any::Any + Send + Sync> = records.clone();
@@ -173,9 +199,65 @@ impl Records {
         self.paths.as_ref().map(|paths| paths.snapshot(control))
     }
 
-    /// Collects what has ended on the paths.
-    pub(super) fn collect(&self, is_last: bool) {
-        self.paths.iter().for_each(|paths| paths.collect(is_last));
+    /// Reads device work, and collects what has ended on the paths. Has what the triggers wait for saved. `polled`: the
+    /// operator that was seen in one poll for longest.
+    pub(super) fn collect(self: &Arc<Self>, control: &Control, polled: Option<(usize, Duration)>, is_last: bool) {
+        let reader = if is_last { lock(&self.reader).take() } else { lock(&self.reader).clone() };
+        match reader {
+            Some(reader) if is_last => reader.close(),
+            Some(reader) => {
+                reader.adjust();
+                reader.read(None);
+            }
+            None => {}
+        }
+        let mut happened = Happened::default();
+        let looks = self.recording.is_some() && self.triggers.look_at_paths();
+        let mut slowest = FxHashMap::<Box<[usize]>, Duration>::default();
+        let mut note = |operators: &[usize], took: Duration| {
+            if looks {
+                match slowest.get_mut(operators) {
+                    Some(most) => *most = took.max(*most),
+                    None => drop(slowest.insert(operators.into(), took)),
+                }
+            }
+        };
+        self.paths.iter().for_each(|paths| paths.collect(is_last, &mut note));
+        let Some(recording) = &self.recording else { return };
+        let name = |operator: &usize| control.names[*operator].clone();
+        let path = |operators: &[usize]| path_name(&operators.iter().map(name).collect::<Vec<_>>());
+        happened.slowest = slowest.iter().map(|(operators, took)| (path(operators), *took)).collect();
+        happened.stalled = recording.sink().take_stall();
+        happened.blocked = polled.map(|(operator, took)| (name(&operator), took));
+        if is_last {
+            recording.end();
+            happened.failed = control.failure().is_some_and(|failure| !failure.is_cancelled());
+        }
+        self.triggers.fire(&happened, self, is_last);
+        if is_last {
+            let saves = std::mem::take(&mut *lock(&self.saves));
+            // Their panics are contained.
+            saves.into_iter().for_each(|save| drop(save.join()));
+        }
+    }
+
+    /// Has `save` run on a thread of its own, which the end of the flow waits for.
+    pub(super) fn save(&self, save: impl FnOnce() + Send + 'static) {
+        match thread::Builder::new().name("wakeline-trace".into()).spawn(save) {
+            Ok(save) => {
+                let mut saves = lock(&self.saves);
+                let done: Vec<_> = saves.extract_if(.., |save| save.is_finished()).collect();
+                saves.push(save);
+                drop(saves);
+                drop(done);
+            }
+            Err(error) => logged(|| tracing::error!(%error, "cannot spawn the thread that saves a trace")),
+        }
+    }
+
+    /// The last `window` of the run. `None` if it is not recorded.
+    pub(super) fn timeline(&self, window: Duration) -> Option<Timeline> {
+        self.recording.as_ref().map(|recording| recording.timeline(window.min(self.sampling.keep)))
     }
 
     /// The snapshot at the end of the run.
@@ -222,7 +304,7 @@ impl Records {
 
     /// Has warnings logged and given to the hooks. No lock is held.
     fn hand_on(&self, begun: Vec<Begun>) {
-        let WarningSink { queue, hooks } = &self.sink;
+        let WarningSink { queue, hooks } = &self.warnings;
         for Begun { warning, logs } in begun {
             if !queue.offer(warning, logs && self.logs, hooks) {
                 lock(&self.recent).watchdogs.count_lost();
@@ -230,33 +312,35 @@ impl Records {
         }
     }
 
-    fn sample(&self, now: Instant) {
-        let Some(control) = self.control.upgrade() else { return };
+    /// Returns the operator that was seen in one poll for longest.
+    fn sample(&self, control: &Control, now: Instant) -> Option<(usize, Duration)> {
         // The run does not end before this sample, so that its hubs are dropped where it ends.
         let mut recent = lock(&self.recent);
         if control.has_ended() {
-            return;
+            return None;
         }
         let hubs = control.hubs();
+        self.recording.iter().for_each(|recording| recording.sample(&hubs, self.sampling.keep));
+        let mut longest: Option<(usize, Duration)> = None;
         let Recent { buckets, operators, watchdogs } = &mut *recent;
         while buckets.get(1).is_some_and(|next| now - next.began >= self.sampling.keep) {
             buckets.pop_front();
         }
         if buckets.back().is_none_or(|bucket| now - bucket.began >= self.sampling.keep / BUCKETS) {
-            buckets.push_back(Bucket::new(&control, &hubs, now));
+            buckets.push_back(Bucket::new(control, &hubs, now));
         }
-        let Some(bucket) = buckets.back_mut() else { return };
+        let bucket = buckets.back_mut()?;
         bucket.samples += 1;
         let all = 0..bucket.operators.len();
-        let mut activities: Vec<_> = all.clone().map(|number| activity(&control, &hubs, number)).collect();
-        let queries: Vec<_> = all.filter_map(|number| Some((number, polls_device(&control, number)?))).collect();
+        let mut activities: Vec<_> = all.clone().map(|number| activity(control, &hubs, number)).collect();
+        let queries: Vec<_> = all.filter_map(|number| Some((number, polls_device(control, number)?))).collect();
         if !queries.is_empty() {
             let since = Instant::now();
             while since.elapsed() < QUERIES {
                 std::hint::spin_loop();
             }
             for (number, poll) in queries {
-                if polls_device(&control, number) == Some(poll) {
+                if polls_device(control, number) == Some(poll) {
                     activities[number] = Activity::Runs;
                 }
             }
@@ -272,7 +356,9 @@ impl Records {
             if before.activity != activity || activity == Activity::Runs && before.runs != runs {
                 *before = Now { activity, since: now, runs };
             } else if activity == Activity::Runs {
-                counts.poll = counts.poll.max(now - before.since);
+                let poll = now - before.since;
+                counts.poll = counts.poll.max(poll);
+                longest = longest.filter(|(_, other)| *other >= poll).or(Some((number, poll)));
             }
         }
         for (hub, counts) in hubs.all.iter().zip(&mut bucket.hubs) {
@@ -284,10 +370,11 @@ impl Records {
             counts.envelope += any(Activity::Envelope);
             counts.message += any(Activity::Message);
         }
-        let look = Look { control: &control, hubs: &hubs, activities: &activities, now };
+        let look = Look { control, hubs: &hubs, activities: &activities, now };
         let mut looked = watchdogs.look(look, self.sampling.every);
         drop(recent);
         self.hand_on(std::mem::take(&mut looked.begun));
+        longest
     }
 }
 
@@ -390,8 +477,12 @@ impl Sampler {
             for records in due {
                 // The last reference to a flow may be dropped here, and with it values of the user's.
                 contained("a value of a flow panicked in the observer's thread", || {
-                    records.sample(now);
-                    records.collect(false);
+                    if let Some(control) = records.control.upgrade() {
+                        let polled = records.sample(&control, now);
+                        if !control.has_ended() {
+                            records.collect(&control, polled, false);
+                        }
+                    }
                     drop(records);
                 });
             }

@@ -372,11 +372,15 @@ impl Snapshot {
 impl PathSnapshot {
     /// Its operators with arrows: `read > upper > write`; `other` for the sum of all further paths.
     pub fn name(&self) -> String {
-        if self.operators.is_empty() { "other".into() } else { self.operators.join(" > ") }
+        if self.operators.is_empty() { "other".into() } else { path_name(&self.operators) }
     }
 }
 
 /// The width of a column of names.
+pub(super) fn path_name(operators: &[Arc<str>]) -> String {
+    operators.join(" > ")
+}
+
 fn width<'a>(names: impl Iterator<Item = &'a Arc<str>>) -> usize {
     /// Longer names exceed their column: a width above 65,535 would panic.
     const WIDEST: usize = 64;

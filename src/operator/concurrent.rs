@@ -266,6 +266,8 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
         cx.operator_task().status_cell().set_has_workers();
         let (results, done) = mpsc::unbounded_channel();
         let context = cx.context().clone();
+        let traced = context.observed().and_then(|observed| observed.traced.as_ref());
+        traced.into_iter().for_each(|traced| traced.hand_over());
         let mut workers = Workers(Vec::with_capacity(self.runs));
         let mut idle = Vec::with_capacity(self.runs);
         for worker in 0..self.runs {

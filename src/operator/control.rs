@@ -39,6 +39,7 @@ use crate::{
     },
     stream::DeviceTimes,
     sync::{Mutex, WakerCell, contained, lock},
+    tracepoint::{OUTSIDE, TraceEvent, Tracepoints},
 };
 
 /// Controls a running flow: reports its status, pauses, resumes, stops and aborts it, from any thread or task. Obtained
@@ -302,8 +303,17 @@ impl Control {
         self.watched.get()
     }
 
-    pub(crate) fn watch(&self, watched: Watched) {
+    pub(crate) fn watch(&self, mut watched: Watched) {
+        watched.seal(self.names.len());
+        if let Some(traced) = watched.traced() {
+            self.tasks.iter().for_each(|task| task.trace(traced.operator(task.operator())));
+        }
         let _ = self.watched.set(watched);
+    }
+
+    /// `None` if nothing traces the flow.
+    pub(crate) fn traced(&self) -> Option<&Tracepoints> {
+        self.watched()?.traced()
     }
 
     pub(crate) fn section(&self, operator: usize) -> Option<usize> {
@@ -381,6 +391,11 @@ impl Control {
         self.ended.store(true, Ordering::Release);
     }
 
+    /// The error with which the flow has failed.
+    pub(crate) fn failure(&self) -> Option<&Error> {
+        self.failure.get()
+    }
+
     pub(crate) fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
@@ -428,6 +443,11 @@ impl Control {
     /// Records the error with which the flow fails, unless it has failed before; returns the recorded error. Called
     /// before any resource is released, so that a caller that loses its access can find the reason.
     pub(crate) fn fail(&self, error: Error) -> Error {
+        self.fail_at(None, error)
+    }
+
+    /// The same, for the failure of one operator.
+    pub(crate) fn fail_at(&self, operator: Option<usize>, error: Error) -> Error {
         let mut first = false;
         let failure = self.failure.get_or_init(|| {
             first = true;
@@ -436,6 +456,10 @@ impl Control {
         // Logged, since callers outside of the flow get only the error's kind, and the `Running` might have been
         // dropped. The cause's `Display` and the tracing subscriber are user code.
         if first {
+            if let Some(traced) = self.traced().filter(|_| !failure.is_cancelled()) {
+                let operator = operator.and_then(|operator| operator.try_into().ok()).unwrap_or(OUTSIDE);
+                traced.record(TraceEvent::Failed { operator });
+            }
             contained("the log of a flow's failure panicked", || {
                 if failure.is_cancelled() {
                     tracing::debug!(flow = &*self.name, error = %format_args!("{failure:#}"), "the flow has ended early");

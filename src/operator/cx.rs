@@ -63,15 +63,18 @@ pub(super) struct WorkContext {
     prepares: bool,
     /// Whether the current run is timed on the device, with or without a journey.
     is_timed: bool,
+    /// A run ends with a call of [`finish`](Self::finish).
+    finishes: bool,
     context: Arc<RunContext>,
 }
 
 impl WorkContext {
     fn new(streams: Option<Arc<OperatorStreams>>, context: RunContext) -> Self {
         let samples = context.observed().is_some_and(|observed| observed.samples);
-        let prepares = streams.is_some() || samples;
+        let finishes = context.observed().is_some_and(|observed| observed.traced.is_some());
+        let prepares = streams.is_some() || samples || finishes;
         let context = Arc::new(context);
-        Self { streams, stream: None, prepares, is_timed: false, context }
+        Self { streams, stream: None, prepares, is_timed: false, finishes, context }
     }
 
     #[inline(never)]
@@ -80,8 +83,11 @@ impl WorkContext {
             self.stream = None;
         }
         let Some(observed) = self.context.observed() else { return };
+        self.finishes = observed.traced.is_some();
+        observed.traced.iter().for_each(|traced| traced.begin());
         if let Some(work) = &observed.work {
             self.is_timed = work.is_due();
+            self.finishes |= self.is_timed;
             self.begin_timed(work);
         }
         if let Some(number) = observed.source.as_ref().filter(|_| observed.samples).and_then(PathSource::sample) {
@@ -106,9 +112,12 @@ impl WorkContext {
     }
 
     #[cold]
-    fn end_timed(&self) {
-        if let Some(stream) = self.streams.as_ref().and_then(|streams| streams.own()) {
+    fn finish(&self) {
+        if let Some(stream) = self.streams.as_ref().and_then(|streams| streams.own()).filter(|_| self.is_timed) {
             stream.end_run();
+        }
+        if let Some(traced) = self.context.observed().and_then(|observed| observed.traced.as_ref()) {
+            traced.end();
         }
     }
 }
@@ -148,7 +157,9 @@ impl Cx {
         let own_streams = OperatorStreams::new(&name, &device, &streams, flow.streams.mode);
         let mut context = RunContext::new(name.clone(), merge, task.clone());
         context.observe(
-            flow.control.watched().and_then(|watched| watched.of_operator(number, begins_paths, own_streams.as_ref())),
+            flow.control
+                .watched()
+                .and_then(|watched| watched.of_operator(number, task.is_worker(), begins_paths, own_streams.as_ref())),
         );
         let reservations = condition::reservations(&conditions);
         let flow_number = Arc::as_ptr(&flow.control).addr();
@@ -460,8 +471,8 @@ impl Cx {
     fn end_run(&mut self) {
         if self.run_loop.end() {
             self.work.context.end();
-            if self.work.is_timed {
-                self.work.end_timed();
+            if self.work.finishes {
+                self.work.finish();
             }
         }
     }

@@ -1,6 +1,7 @@
 //! [`Watched`]: what observers want to know of a flow's runs besides its state; [`ObservedRuns`]: of one operator's.
 
 use std::{
+    any::Any,
     fmt,
     sync::{
         Arc,
@@ -14,11 +15,18 @@ use super::operator_streams::OperatorStreams;
 use crate::{
     hub::journey::{JourneyLog, PathSource},
     stream::{DeviceTimes, OpenSpans, SpanOwner, SpanReader, Stream},
+    tracepoint::{TraceClock, TraceSink, TracedRuns, Tracepoints},
 };
 
 /// What is recorded of one run of a flow.
 #[derive(Debug, Default)]
 pub(crate) struct Watched {
+    /// What is called at the tracepoints.
+    pub(crate) sinks: Vec<Arc<dyn TraceSink>>,
+    /// What observers find again when the run begins.
+    pub(crate) recordings: Vec<Arc<dyn Any + Send + Sync>>,
+    /// Set from `sinks` when the run begins.
+    pub(super) traced: Option<Tracepoints>,
     pub(crate) paths: Option<WatchedPaths>,
     pub(crate) work: Option<WatchedWork>,
 }
@@ -40,6 +48,16 @@ pub(crate) struct WatchedWork {
 }
 
 impl Watched {
+    /// Called when all that is wanted is known.
+    pub(super) fn seal(&mut self, operators: usize) {
+        self.traced = Tracepoints::new(TraceClock::here(), std::mem::take(&mut self.sinks), operators);
+    }
+
+    /// `None` if nothing traces the flow.
+    pub(crate) fn traced(&self) -> Option<&Tracepoints> {
+        self.traced.as_ref()
+    }
+
     /// What a flow records whose report has device times.
     pub(crate) fn add_report(&mut self, operators: usize) {
         let work = self.work.get_or_insert_with(|| WatchedWork::new(SpanReader::new(), 1, operators));
@@ -50,10 +68,12 @@ impl Watched {
     pub(crate) fn of_operator(
         &self,
         operator: usize,
+        is_worker: bool,
         samples: bool,
         streams: Option<&Arc<OperatorStreams>>,
     ) -> Option<ObservedRuns> {
         let source = self.paths.as_ref().map(|paths| PathSource::new(&paths.log, operator, paths.every));
+        let traced = self.traced.as_ref().map(|traced| Arc::new(traced.runs(operator, is_worker)));
         let work = self.work.as_ref().zip(streams).and_then(|(work, streams)| {
             let WatchedWork { reader, every, times } = work;
             Some(TimedRuns {
@@ -62,10 +82,12 @@ impl Watched {
                 every: *every,
                 untimed_left: AtomicU32::new(0),
                 streams: streams.clone(),
+                traced: traced.clone(),
             })
         });
         let samples = samples && source.is_some();
-        (source.is_some() || work.is_some()).then_some(ObservedRuns { operator, source, samples, work })
+        let is_any = source.is_some() || work.is_some() || traced.is_some();
+        is_any.then_some(ObservedRuns { operator, source, samples, work, traced })
     }
 }
 
@@ -85,6 +107,7 @@ pub(crate) struct ObservedRuns {
     pub(crate) samples: bool,
     /// Set if its device work is timed.
     pub(crate) work: Option<TimedRuns>,
+    pub(crate) traced: Option<Arc<TracedRuns>>,
 }
 
 /// Times the work on an operator's own stream.
@@ -95,6 +118,7 @@ pub(crate) struct TimedRuns {
     /// The number of runs until the next one that is timed without a journey.
     untimed_left: AtomicU32,
     streams: Arc<OperatorStreams>,
+    traced: Option<Arc<TracedRuns>>,
 }
 
 impl TimedRuns {
@@ -112,7 +136,8 @@ impl TimedRuns {
 
     /// Begins to time a run.
     pub(crate) fn begin(&self, stream: &Stream, spans: Option<OpenSpans>) {
-        let run = self.times.begin();
+        // In a trace, its device work has the number of the run.
+        let run = self.traced.as_ref().map_or_else(|| self.times.begin(), |traced| traced.current());
         let spans: SmallVec<[OpenSpans; 1]> = spans.into_iter().collect();
         let (reader, times) = (self.reader.clone(), self.times.clone());
         stream.begin_run(SpanOwner { reader, run, times, spans });

@@ -29,6 +29,7 @@ use crate::{
     condition::Status,
     error::{Error, ErrorKind, Result},
     sync::{KeptWaker, Mutex, Waited, WakerCell, take_wait},
+    tracepoint::TracedOperator,
 };
 
 /// The fields that every wake and poll needs come first, those that a waking thread reads before those that the
@@ -54,6 +55,8 @@ pub(crate) struct OperatorTask {
     pacing: OnceLock<Arc<Pacing>>,
     /// If its runs are concurrent: the tasks of its workers, for observers.
     workers: OnceLock<Vec<Weak<OperatorTask>>>,
+    /// Set if its polls are traced.
+    traced: OnceLock<TracedOperator>,
 }
 
 /// The other wakers that are woken with an operator.
@@ -113,6 +116,8 @@ mod state {
     /// Shifts the bits of the [methods](super::Method) that the operator does not override.
     pub(super) const DEFAULTS_SHIFT: u32 = 10;
     pub(super) const DEFAULTS: u32 = 7 << DEFAULTS_SHIFT;
+    /// Its polls are traced.
+    pub(super) const TRACED: u32 = 1 << 13;
 }
 
 /// A method that an operator may override.
@@ -160,6 +165,7 @@ impl OperatorTask {
             permit: OnceLock::new(),
             pacing: OnceLock::new(),
             workers: OnceLock::new(),
+            traced: OnceLock::new(),
             spinning: Spinning::new(),
             status: StatusCell::new(),
         })
@@ -176,6 +182,7 @@ impl OperatorTask {
         let task = Self::alone();
         let _ = task.wakers.dispatcher.set(dispatcher.clone());
         task.set(state::MORE_WAKERS, true);
+        dispatcher.traced.get().cloned().into_iter().for_each(|traced| task.trace(traced));
         task
     }
 
@@ -189,8 +196,18 @@ impl OperatorTask {
         self.workers.get().into_iter().flatten().filter_map(Weak::upgrade)
     }
 
+    /// Has its polls traced, and those of workers that it has from now on.
+    pub(crate) fn trace(&self, traced: TracedOperator) {
+        let _ = self.traced.set(traced);
+        self.set(state::TRACED, true);
+    }
+
     pub(crate) fn operator(&self) -> usize {
         self.operator
+    }
+
+    pub(super) fn is_worker(&self) -> bool {
+        self.wakers.dispatcher.get().is_some()
     }
 
     pub(crate) fn activity(&self) -> &Arc<FlowActivity> {
@@ -541,7 +558,7 @@ impl OperatorTask {
         // From here on a wake causes another poll. After the waker is stored: an earlier wake is seen below.
         self.parking.begin(&self.activity.tokens);
         self.activity.watchers.notify_new(self.operator, &self.poll.watched);
-        if self.is_aborted() {
+        if self.has(state::ABORTED | state::TRACED) && !self.may_poll() {
             return Poll::Ready(Err(Error::new(ErrorKind::Cancelled, "the flow was aborted")));
         }
         let before = self.poll.doing.load(Ordering::Relaxed);
@@ -551,17 +568,33 @@ impl OperatorTask {
         let polls = (before & !(doing::WAITED | doing::IN_POLL)).wrapping_add(doing::POLL);
         self.poll.doing.store(polls | take_wait() as u32, Ordering::Relaxed);
         let says = !self.poll.waits.is_noted() || self.end_wait(polled.is_pending(), probe);
-        if self.is_held()
-            && says
-            && polled.is_pending()
-            && let Some(permit) = self.permit()
-        {
+        if self.has(state::HELD | state::TRACED) {
+            self.polled(says && polled.is_pending(), probe);
+        }
+        polled
+    }
+
+    /// False if the operator is aborted. Traces the poll that begins.
+    #[cold]
+    #[inline(never)]
+    fn may_poll(&self) -> bool {
+        let may_poll = !self.is_aborted();
+        self.traced.get().filter(|_| may_poll).into_iter().for_each(TracedOperator::poll_begins);
+        may_poll
+    }
+
+    /// Called after a poll of an operator that is held or traced. `says`: it has returned `Pending`, and not after a wait
+    /// in the middle of a run.
+    #[cold]
+    #[inline(never)]
+    fn polled(&self, says: bool, probe: &mut ProbeGuard) {
+        self.traced.get().into_iter().for_each(TracedOperator::poll_ends);
+        if says && let Some(permit) = self.held_by() {
             let renews = permit.polled(self.status.in_run().is_some(), probe.clones() > 0);
             if renews {
                 probe.renew();
             }
         }
-        polled
     }
 }
 

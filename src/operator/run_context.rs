@@ -341,6 +341,13 @@ impl RunContext {
         }
     }
 
+    /// Traces a run that is replayed without the operator.
+    pub(crate) fn trace_replay(&self, ends: bool) {
+        if let Some(traced) = self.observed().and_then(|observed| observed.traced.as_ref()) {
+            if ends { traced.end() } else { traced.begin() }
+        }
+    }
+
     fn timed_stream(&self) -> Option<&Stream> {
         self.observed.as_ref()?.work.as_ref()?.stream()
     }

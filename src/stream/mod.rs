@@ -63,7 +63,7 @@ pub(crate) use order::Launched;
 pub use pool::{PooledStream, StreamPool, StreamPoolBuilder};
 #[cfg(all(test, feature = "cuda"))]
 pub(crate) use spans::PassedSpan;
-pub(crate) use spans::{OpenSpans, SpanOwner, SpanReader, Spans};
+pub(crate) use spans::{KeptSpan, KeptSpans, OpenSpans, SpanOwner, SpanReader, Spans};
 pub use stream::{Stream, Ticket};
 pub(crate) use streams::Streams;
 pub use wait_strategy::CompletionMode;

@@ -11,6 +11,7 @@
 //! to be read is bounded, and what exceeds it counts as missed.
 
 use std::{
+    collections::VecDeque,
     fmt,
     sync::{
         Arc,
@@ -107,15 +108,36 @@ pub(crate) struct PassedSpan {
     pub(crate) outside: Duration,
 }
 
+/// A span that was read, for a trace.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KeptSpan {
+    pub(crate) began: Instant,
+    pub(crate) ended: Instant,
+    pub(crate) run: u64,
+    /// The addresses of its [`DeviceTimes`] and of its device's backend.
+    pub(crate) times: usize,
+    pub(crate) backend: usize,
+}
+
+/// The last spans that were read, and how many were forgotten.
+#[derive(Debug, Default)]
+pub(crate) struct KeptSpans {
+    pub(crate) spans: VecDeque<KeptSpan>,
+    pub(crate) forgotten: u64,
+}
+
 /// Reads the spans of a flow.
 pub(crate) struct SpanReader {
     pending: Mutex<Vec<PendingSpan>>,
     /// Held while spans are read.
     reading: Mutex<Axes>,
-    /// Of the hubs' copies.
-    copies: Arc<DeviceTimes>,
+    /// Of the hubs' copies: to a device, and to the host.
+    copies: [Arc<DeviceTimes>; 2],
     /// A thread reads now and then.
     has_thread: AtomicBool,
+    /// All spans are placed on the host's axis and kept.
+    keeps: AtomicBool,
+    kept: Mutex<KeptSpans>,
 }
 
 impl SpanReader {
@@ -126,19 +148,33 @@ impl SpanReader {
     const MOST_WITHOUT_THREAD: usize = 128;
     /// From this number on, without a thread that reads, an operator does so before a run.
     const MANY: usize = 64;
+    /// The maximum number of spans that are kept: 40 bytes each.
+    const MOST_KEPT: usize = 65_536;
 
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             pending: Mutex::default(),
             reading: Mutex::at(Level::SpanReader, Axes::default()),
-            copies: Arc::default(),
+            copies: Default::default(),
             has_thread: AtomicBool::new(false),
+            keeps: AtomicBool::new(false),
+            kept: Mutex::default(),
         })
     }
 
-    /// The times of the hubs' copies.
-    pub(crate) fn copies(&self) -> &Arc<DeviceTimes> {
-        &self.copies
+    /// The times of the hubs' copies to devices, or to the host.
+    pub(crate) fn copies(&self, to_host: bool) -> &Arc<DeviceTimes> {
+        &self.copies[usize::from(to_host)]
+    }
+
+    /// Keeps the last spans from now on, for [`with_kept`](Self::with_kept).
+    pub(crate) fn keep(&self) {
+        self.keeps.store(true, Ordering::Relaxed);
+    }
+
+    /// Calls `look` with the kept spans, under a lock.
+    pub(crate) fn with_kept<R>(&self, look: impl FnOnce(&mut KeptSpans) -> R) -> R {
+        look(&mut lock(&self.kept))
     }
 
     /// A thread calls [`read`](Self::read) from now on.
@@ -177,7 +213,7 @@ impl SpanReader {
         if all.is_empty() {
             return;
         }
-        let mut open: Vec<PendingSpan> = Vec::new();
+        let (mut open, keeps) = (Vec::<PendingSpan>::new(), self.keeps.load(Ordering::Relaxed));
         // Where one is not passed, the later ones of its stream are not either.
         let mut busy = SmallVec::<[(*const EventPool, u64); 8]>::new();
         for span in all {
@@ -188,8 +224,11 @@ impl SpanReader {
             }
             match span.pool().backend.event_query(span.to.raw) {
                 Ok(true) => match span.took() {
-                    Some(_) if found.is_none() && span.spans.is_empty() => {}
+                    Some(_) if found.is_none() && !keeps && span.spans.is_empty() => {}
                     Some(took) => span.place(took, &mut axes).into_iter().for_each(|passed| {
+                        if keeps {
+                            lock(&self.kept).add(span.kept(passed), Self::MOST_KEPT);
+                        }
                         found.iter_mut().for_each(|found| found(passed));
                     }),
                     None => span.miss(),
@@ -228,7 +267,22 @@ impl SpanReader {
     }
 }
 
+impl KeptSpans {
+    fn add(&mut self, span: KeptSpan, most: usize) {
+        if self.spans.len() == most {
+            self.spans.pop_front();
+            self.forgotten += 1;
+        }
+        self.spans.push_back(span);
+    }
+}
+
 impl PendingSpan {
+    fn kept(&self, PassedSpan { began, ended, .. }: PassedSpan) -> KeptSpan {
+        let (times, backend) = (Arc::as_ptr(&self.times).addr(), Arc::as_ptr(&self.pool().backend).addr());
+        KeptSpan { began, ended, run: self.run, times, backend }
+    }
+
     fn pool(&self) -> &EventPool {
         &self.from.pool
     }

@@ -13,6 +13,7 @@ mod monitor;
 mod pool;
 mod probe_waker;
 mod queue;
+mod ring;
 mod spinning;
 mod use_lock;
 mod wakeup;

@@ -66,6 +66,7 @@ use super::backend::{
     Launch, LossHandler, MemoryInfo, NodeWork, Pattern, RawEvent, RawExec, RawGraph, RawNode, RawStream, Refused,
     StreamSpec,
 };
+use super::nvtx::Nvtx;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::{Level, Mutex, log};
 
@@ -262,11 +263,20 @@ impl Backend for CudaBackend {
             false => CUstream_flags::CU_STREAM_DEFAULT,
         };
         let mut stream = ptr::null_mut();
-        let _exclusive = self.gate.exclusive();
+        let exclusive = self.gate.exclusive();
         // SAFETY: `stream` outlives the call, which writes one handle.
         let code = unsafe { (driver.stream_create)(&mut stream, flags as c_uint, priority) };
         self.cx.check(code, "cuStreamCreateWithPriority")?;
-        Ok(RawStream(stream.expose_provenance() as u64))
+        drop(exclusive);
+        let raw = RawStream(stream.expose_provenance() as u64);
+        self.stream_rename(raw, &spec.name);
+        Ok(raw)
+    }
+
+    fn stream_rename(&self, raw: RawStream, name: &str) {
+        if let Some(nvtx) = Nvtx::get() {
+            nvtx.name_stream(stream(raw).cast(), name);
+        }
     }
 
     fn stream_destroy(&self, raw: RawStream) {

@@ -307,9 +307,11 @@ impl SectionRun {
     async fn replay(&mut self, graph: usize, rows: Option<usize>) -> Result<bool> {
         let stream = self.own_stream()?;
         let messages = self.take()?;
+        self.passing.iter().for_each(|passing| passing.context.trace_replay(false));
         let first = self.passing[0].context.clone();
         first.within(|| self.enqueue(messages, graph, rows, &stream))?;
         let sent = self.flush().await;
+        self.passing.iter().for_each(|passing| passing.context.trace_replay(true));
         if sent.as_ref().is_err_and(Error::is_reader_gone) {
             return Ok(false);
         }

@@ -1,0 +1,426 @@
+//! [`FlightRecorder`]: the last events of each thread that runs observed flows, from [tracepoints](crate::tracepoint).
+//!
+//! ```text
+//!   thread 1 ──record──> Ring ─┐
+//!   thread 2 ──record──> Ring ─┼──copy──> events of one flow in a window, sorted, and how many of them are lost
+//!   thread 3 ──record──> Ring ─┘
+//! ```
+//!
+//! A thread finds its ring in a thread-local, and only it writes there: an event costs a reading of the clock and a few
+//! stores. One recorder's rings have the events of all flows that it records. The number of events that were
+//! overwritten within a window follows from how many a ring had at what time, which the observer's thread notes now and
+//! then.
+//!
+//! The ring of a thread that has ended is kept for as long as its events may be in the window, but of no more than
+//! [`MOST_ENDED`] threads. Those of a recorder that is gone are freed when their thread ends or next finds a new ring.
+
+use std::{
+    cell::RefCell,
+    collections::VecDeque,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    },
+    thread,
+};
+
+use super::{
+    ring::{Entry, Ring},
+    timeline::TimelineEvent,
+};
+use crate::{
+    operator::control::Control,
+    sync::{Mutex, lock},
+    tracepoint::{OUTSIDE, TraceAxis, TraceEvent, TraceSink},
+};
+
+/// Events for which memory is allocated at once: 24 KiB.
+const SEGMENT: usize = 1024;
+/// The bounds of the number of events that are kept of a thread.
+const EVENTS: (usize, usize) = (SEGMENT, 1 << 24);
+/// Rings of threads that have ended.
+const MOST_ENDED: usize = 64;
+/// How often the counts of a ring are noted in the kept time.
+const NOTES: u64 = 512;
+
+thread_local! {
+    /// The rings of this thread, by recorder.
+    static RINGS: RefCell<Vec<(u32, Arc<Ring>)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// See the [module](self).
+pub(super) struct FlightRecorder {
+    number: u32,
+    capacity: usize,
+    flows: AtomicU32,
+    threads: Mutex<Vec<RecordedThread>>,
+    /// Events of threads whose thread-locals are gone.
+    homeless: AtomicU64,
+}
+
+/// The ring of one thread.
+struct RecordedThread {
+    name: String,
+    ring: Arc<Ring>,
+    /// How many events it had at what time, on the axis of nanoseconds.
+    counts: VecDeque<(u64, u64)>,
+}
+
+/// Records one run of a flow.
+#[derive(Debug)]
+pub(super) struct FlowSink {
+    recorder: Arc<FlightRecorder>,
+    flow: u32,
+    stalled: AtomicBool,
+}
+
+/// The events of a flow in a window.
+pub(super) struct FlightEvents {
+    pub(super) threads: Vec<String>,
+    /// Sorted by time.
+    pub(super) events: Vec<TimelineEvent>,
+    /// Events of the window that were overwritten, of any flow, or had no ring.
+    pub(super) lost: u64,
+}
+
+impl FlightRecorder {
+    /// `events`: of each thread, rounded up to a power of two.
+    pub(super) fn new(events: usize) -> Arc<Self> {
+        static NUMBERS: AtomicU32 = AtomicU32::new(0);
+        Arc::new(Self {
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            capacity: events.clamp(EVENTS.0, EVENTS.1).next_power_of_two(),
+            flows: AtomicU32::new(0),
+            threads: Mutex::default(),
+            homeless: AtomicU64::new(0),
+        })
+    }
+
+    pub(super) fn flow(self: &Arc<Self>) -> Arc<FlowSink> {
+        let flow = self.flows.fetch_add(1, Ordering::Relaxed) & FLOW;
+        Arc::new(FlowSink { recorder: self.clone(), flow, stalled: AtomicBool::new(false) })
+    }
+
+    /// The sink that a run of a flow was given.
+    pub(super) fn sink_of(&self, flow: &Control) -> Option<Arc<FlowSink>> {
+        let given = flow.watched()?.recordings.iter().filter_map(|known| known.clone().downcast::<FlowSink>().ok());
+        given.into_iter().find(|sink| std::ptr::eq(&*sink.recorder, self))
+    }
+
+    #[inline]
+    fn push(&self, entry: Entry) {
+        let pushed = RINGS.try_with(|rings| {
+            // Borrowed already only if the allocator of the program runs a flow.
+            let known = rings.try_borrow().ok()?;
+            match known.first() {
+                Some((number, ring)) if *number == self.number => ring.push(entry),
+                _ => {
+                    drop(known);
+                    self.push_elsewhere(rings, entry)?;
+                }
+            }
+            Some(())
+        });
+        if pushed.ok().flatten().is_none() {
+            self.homeless.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Where the thread's last event was another recorder's.
+    #[cold]
+    #[inline(never)]
+    fn push_elsewhere(&self, rings: &RefCell<Vec<(u32, Arc<Ring>)>>, entry: Entry) -> Option<()> {
+        let mut rings = rings.try_borrow_mut().ok()?;
+        match rings.iter().position(|(number, _)| *number == self.number) {
+            Some(at) => rings.swap(0, at),
+            None => {
+                // Those of recorders that are gone.
+                rings.retain(|(_, ring)| Arc::strong_count(ring) > 1);
+                rings.insert(0, (self.number, self.new_ring()));
+            }
+        }
+        rings.first()?.1.push(entry);
+        Some(())
+    }
+
+    fn new_ring(&self) -> Arc<Ring> {
+        let ring = Arc::new(Ring::new(self.capacity, SEGMENT));
+        let current = thread::current();
+        let name = current.name().map_or_else(|| format!("{:?}", current.id()), Into::into);
+        let mut threads = lock(&self.threads);
+        let ended = threads.iter().filter(|thread| thread.has_ended()).count();
+        let mut surplus = (ended + 1).saturating_sub(MOST_ENDED);
+        let gone: Vec<_> = threads
+            .extract_if(.., |thread| {
+                let goes = surplus > 0 && thread.has_ended();
+                surplus -= usize::from(goes);
+                goes
+            })
+            .collect();
+        threads.push(RecordedThread { name, ring: ring.clone(), counts: VecDeque::new() });
+        drop(threads);
+        drop(gone);
+        ring
+    }
+
+    /// Notes how many events each ring has, and frees those of threads that have ended and whose last event is older than
+    /// `keep` nanoseconds. For the observer's thread, now and then.
+    pub(super) fn note(&self, now: u64, keep: u64, axis: &TraceAxis) {
+        let mut threads = lock(&self.threads);
+        let from = now.saturating_sub(keep);
+        let gone: Vec<_> = threads
+            .extract_if(.., |thread| {
+                thread.has_ended() && thread.ring.last().is_none_or(|[at, ..]| axis.nanos(at) < from)
+            })
+            .collect();
+        for thread in &mut *threads {
+            if thread.counts.back().is_none_or(|(last, _)| now.saturating_sub(*last) >= keep / NOTES) {
+                thread.counts.push_back((now, thread.ring.written()));
+            }
+            while thread.counts.get(1).is_some_and(|(second, _)| *second < from) {
+                thread.counts.pop_front();
+            }
+        }
+        drop(threads);
+        drop(gone);
+    }
+
+    /// The events of a flow between two times on the axis. `ends`: the writer and the reader of each of its hubs.
+    pub(super) fn events(
+        &self,
+        flow: &FlowSink,
+        axis: &TraceAxis,
+        (from, to): (u64, u64),
+        ends: &[(u32, u32)],
+    ) -> FlightEvents {
+        let rings: Vec<_> = lock(&self.threads)
+            .iter()
+            .map(|thread| (thread.name.clone(), thread.ring.clone(), thread.written_until(from)))
+            .collect();
+        let mut found =
+            FlightEvents { threads: Vec::new(), events: Vec::new(), lost: self.homeless.load(Ordering::Relaxed) };
+        let mut entries = Vec::new();
+        for (name, ring, before) in rings {
+            entries.clear();
+            let copy = ring.copy(0, &mut entries);
+            if entries.first().is_none_or(|[at, ..]| axis.nanos(*at) > from) {
+                found.lost += copy.first.saturating_sub(before);
+            }
+            let thread = found.threads.len() as u32;
+            let events =
+                entries.iter().filter(|[_, word, _]| *word >> FLOW_SHIFT & u64::from(FLOW) == flow.flow.into());
+            let events = events.filter_map(|entry| {
+                let at = axis.nanos(entry[0]);
+                let event = unpack(entry, ends).filter(|_| (from..=to).contains(&at))?;
+                Some(TimelineEvent { at, thread, event })
+            });
+            let known = found.events.len();
+            found.events.extend(events);
+            if found.events.len() > known {
+                found.threads.push(name);
+            }
+        }
+        found.events.sort_by_key(|event| event.at);
+        found
+    }
+}
+
+impl RecordedThread {
+    fn has_ended(&self) -> bool {
+        Arc::strong_count(&self.ring) == 1
+    }
+
+    /// How many events it had at a time, as far as that was noted.
+    fn written_until(&self, at: u64) -> u64 {
+        let after = self.counts.partition_point(|(noted, _)| *noted <= at);
+        let Some((before, count)) = after.checked_sub(1).map(|last| self.counts[last]) else { return 0 };
+        let Some((next, more)) = self.counts.get(after) else { return count };
+        let share = (at - before) as f64 / (next - before).max(1) as f64;
+        count + ((more - count) as f64 * share) as u64
+    }
+}
+
+impl FlowSink {
+    pub(super) fn recorder(&self) -> &Arc<FlightRecorder> {
+        &self.recorder
+    }
+
+    /// True if operators have stalled since the last call.
+    pub(super) fn take_stall(&self) -> bool {
+        self.stalled.swap(false, Ordering::Relaxed)
+    }
+}
+
+impl TraceSink for FlowSink {
+    #[inline]
+    fn record(&self, at: u64, event: TraceEvent) {
+        if event == TraceEvent::Stalled {
+            self.stalled.store(true, Ordering::Relaxed);
+        }
+        self.recorder.push(pack(at, self.flow, event));
+    }
+}
+
+// An entry: the time; four bits of the kind, 28 of the flow, 32 of the operator or hub; the number of the run or message.
+const KIND_SHIFT: u32 = 60;
+const FLOW_SHIFT: u32 = 32;
+const FLOW: u32 = (1 << (KIND_SHIFT - FLOW_SHIFT)) - 1;
+
+mod kind {
+    pub(super) const RUN_BEGAN: u64 = 1;
+    pub(super) const RUN_ENDED: u64 = 2;
+    pub(super) const POLL_BEGAN: u64 = 3;
+    pub(super) const POLL_ENDED: u64 = 4;
+    pub(super) const SENT: u64 = 5;
+    pub(super) const SENT_FROM_OUTSIDE: u64 = 6;
+    pub(super) const TAKEN: u64 = 7;
+    pub(super) const STALLED: u64 = 8;
+    pub(super) const FAILED: u64 = 9;
+}
+
+#[inline]
+fn pack(at: u64, flow: u32, event: TraceEvent) -> Entry {
+    use TraceEvent as E;
+    let (kind, of, number) = match event {
+        E::RunBegan { operator, run } => (kind::RUN_BEGAN, operator, run),
+        E::RunEnded { operator, run } => (kind::RUN_ENDED, operator, run),
+        E::PollBegan { operator } => (kind::POLL_BEGAN, operator, 0),
+        E::PollEnded { operator } => (kind::POLL_ENDED, operator, 0),
+        E::Sent { operator: OUTSIDE, hub, message } => (kind::SENT_FROM_OUTSIDE, hub, message),
+        E::Sent { hub, message, .. } => (kind::SENT, hub, message),
+        E::Taken { hub, message, .. } => (kind::TAKEN, hub, message),
+        E::Stalled => (kind::STALLED, 0, 0),
+        E::Failed { operator } => (kind::FAILED, operator, 0),
+    };
+    [at, kind << KIND_SHIFT | u64::from(flow) << FLOW_SHIFT | u64::from(of), number]
+}
+
+fn unpack([_, word, number]: &Entry, ends: &[(u32, u32)]) -> Option<TraceEvent> {
+    use TraceEvent as E;
+    let (kind, of, number) = (word >> KIND_SHIFT, (word & u64::from(u32::MAX)) as u32, *number);
+    let (from, to) = ends.get(of as usize).copied().unwrap_or((OUTSIDE, OUTSIDE));
+    Some(match kind {
+        kind::RUN_BEGAN => E::RunBegan { operator: of, run: number },
+        kind::RUN_ENDED => E::RunEnded { operator: of, run: number },
+        kind::POLL_BEGAN => E::PollBegan { operator: of },
+        kind::POLL_ENDED => E::PollEnded { operator: of },
+        kind::SENT => E::Sent { operator: from, hub: of, message: number },
+        kind::SENT_FROM_OUTSIDE => E::Sent { operator: OUTSIDE, hub: of, message: number },
+        kind::TAKEN => E::Taken { operator: to, hub: of, message: number },
+        kind::STALLED => E::Stalled,
+        kind::FAILED => E::Failed { operator: of },
+        _ => return None,
+    })
+}
+
+impl fmt::Debug for FlightRecorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let threads = lock(&self.threads).len();
+        f.debug_struct("FlightRecorder").field("events", &self.capacity).field("threads", &threads).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tracepoint::TraceClock;
+
+    const ENDS: &[(u32, u32)] = &[(0, 1)];
+
+    /// A recorder of few events, a flow of it and the axis.
+    fn recorder() -> (Arc<FlightRecorder>, Arc<FlowSink>, TraceClock) {
+        let recorder = FlightRecorder::new(1);
+        (recorder.clone(), recorder.flow(), TraceClock::here())
+    }
+
+    fn all(recorder: &FlightRecorder, sink: &FlowSink, clock: &TraceClock) -> FlightEvents {
+        recorder.events(sink, &clock.axis(), (0, u64::MAX), ENDS)
+    }
+
+    #[test]
+    fn an_event_comes_back_as_it_was() {
+        use TraceEvent as E;
+        let (recorder, sink, clock) = recorder();
+        let other = recorder.flow();
+        let events = [
+            E::RunBegan { operator: 3, run: u64::MAX },
+            E::Sent { operator: 0, hub: 0, message: 1 },
+            E::Sent { operator: OUTSIDE, hub: 0, message: 2 },
+            E::Taken { operator: 1, hub: 0, message: 1 },
+            E::RunEnded { operator: u32::MAX - 1, run: 0 },
+            E::PollBegan { operator: 7 },
+            E::PollEnded { operator: 7 },
+            E::Stalled,
+            E::Failed { operator: OUTSIDE },
+        ];
+        for event in events {
+            sink.record(clock.now(), event);
+            other.record(clock.now(), E::PollBegan { operator: 9 });
+        }
+        let found = all(&recorder, &sink, &clock);
+        assert_eq!(found.events.iter().map(|event| event.event).collect::<Vec<_>>(), events);
+        assert_eq!((found.threads.len(), found.lost), (1, 0));
+        assert_eq!(all(&recorder, &other, &clock).events.len(), events.len());
+        assert!(sink.take_stall() && !sink.take_stall() && !other.take_stall());
+    }
+
+    #[test]
+    fn what_was_overwritten_is_counted() {
+        let (recorder, sink, clock) = recorder();
+        for run in 0..SEGMENT as u64 + 100 {
+            sink.record(clock.now(), TraceEvent::RunBegan { operator: 0, run });
+        }
+        let found = all(&recorder, &sink, &clock);
+        assert_eq!((found.events.len(), found.lost), (SEGMENT, 100));
+        let TraceEvent::RunBegan { run, .. } = found.events[0].event else { panic!("{:?}", found.events[0]) };
+        assert_eq!(run, 100);
+        // None of a window that they are older than.
+        let from = found.events[0].at;
+        let found = recorder.events(&sink, &clock.axis(), (from, u64::MAX), ENDS);
+        assert_eq!(found.lost, 0);
+    }
+
+    #[test]
+    fn a_window_counts_what_was_overwritten_in_it() {
+        let (recorder, sink, clock) = recorder();
+        let record = || sink.record(clock.now(), TraceEvent::PollBegan { operator: 0 });
+        let note = || recorder.note(clock.host_now(), u64::MAX, &clock.axis());
+        (0..1000).for_each(|_| record());
+        note();
+        let from = clock.host_now();
+        (0..SEGMENT + 10).for_each(|_| record());
+        let found = recorder.events(&sink, &clock.axis(), (from, u64::MAX), ENDS);
+        assert_eq!((found.events.len(), found.lost), (SEGMENT, 10));
+    }
+
+    #[test]
+    fn the_rings_of_threads_that_have_ended_are_few_and_freed_when_they_are_old() {
+        let (recorder, sink, clock) = recorder();
+        for number in 0..MOST_ENDED + 10 {
+            let (sink, at) = (sink.clone(), clock.now());
+            let named = thread::Builder::new().name(format!("thread {number}"));
+            let record = move || sink.record(at, TraceEvent::PollBegan { operator: 0 });
+            named.spawn(record).unwrap().join().unwrap();
+        }
+        let found = all(&recorder, &sink, &clock);
+        assert_eq!(found.threads.len(), MOST_ENDED);
+        assert_eq!(found.threads.last().unwrap(), &format!("thread {}", MOST_ENDED + 9));
+        recorder.note(clock.host_now(), u64::MAX, &clock.axis());
+        assert_eq!(lock(&recorder.threads).len(), MOST_ENDED);
+        recorder.note(clock.host_now() + 1_000_000_000, 1_000, &clock.axis());
+        assert_eq!(lock(&recorder.threads).len(), 0);
+    }
+
+    #[test]
+    fn a_thread_forgets_the_ring_of_a_recorder_that_is_gone() {
+        let (gone, sink, clock) = recorder();
+        sink.record(clock.now(), TraceEvent::Stalled);
+        let ring = Arc::downgrade(&lock(&gone.threads)[0].ring);
+        drop((gone, sink));
+        assert!(ring.upgrade().is_some());
+        let (_next, sink, clock) = recorder();
+        sink.record(clock.now(), TraceEvent::Stalled);
+        assert!(ring.upgrade().is_none());
+    }
+}

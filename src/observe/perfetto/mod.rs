@@ -1,0 +1,274 @@
+//! Timelines as a trace in [Perfetto]'s format, of protobuf packets, for <https://ui.perfetto.dev>.
+//!
+//! A flow is a process. Its tracks, from top to bottom:
+//!
+//! | track | on it |
+//! |---|---|
+//! | `flow` | stalls, failures, and how many events were lost |
+//! | each operator | its runs, in each the polls of its task, in those the messages taken and sent |
+//! | of an operator with overlapping runs | its runs, in as many rows as overlap; polls and messages on a track for each thread |
+//! | each thread | polls, by the operator's name |
+//! | each stream | its device work, by the operator's name |
+//! | each hub, each device | counters: messages in the queue, bytes in use |
+//!
+//! An arrow leads from where a message was sent to where it was first taken.
+//!
+//! What began before [`Timeline::from`] or ended after [`Timeline::to`] is clipped there, so that slices always nest.
+//!
+//! [Perfetto]: https://perfetto.dev/docs/reference/synthetic-track-event
+
+mod arrows;
+mod lanes;
+mod operators;
+mod packets;
+mod protobuf;
+#[cfg(test)]
+mod tests;
+mod threads;
+
+use self::{
+    arrows::Arrows,
+    lanes::Lanes,
+    operators::{Instant, OperatorTracks, survey},
+    packets::{BYTES, COUNT, Interned, Note, TraceWriter, TrackKind},
+    threads::ThreadTracks,
+};
+use super::timeline::{Counter, Timeline, TimelineEvent};
+use crate::tracepoint::TraceEvent;
+
+/// Numbers of interned names.
+mod name {
+    pub(super) const POLL: u64 = 1;
+    pub(super) const SENT: u64 = 2;
+    pub(super) const TAKEN: u64 = 3;
+    pub(super) const STALLED: u64 = 4;
+    pub(super) const COPY: u64 = 5;
+    /// The number of the first operator's name.
+    pub(super) const OPERATORS: u64 = 8;
+
+    pub(super) const RUN_CATEGORY: u64 = 1;
+    pub(super) const POLL_CATEGORY: u64 = 2;
+    pub(super) const MESSAGE_CATEGORY: u64 = 3;
+    pub(super) const DEVICE_CATEGORY: u64 = 4;
+    pub(super) const FLOW_CATEGORY: u64 = 5;
+
+    pub(super) const RUN_NUMBER: u64 = 1;
+    pub(super) const MESSAGE_NUMBER: u64 = 2;
+    pub(super) const HUB: u64 = 3;
+    pub(super) const THREAD: u64 = 4;
+}
+
+/// Appends a whole trace of these flows to `out`.
+pub(super) fn encode(timelines: &[Timeline], out: &mut Vec<u8>) {
+    let mut tracks = 0;
+    for (flow, timeline) in (1..).zip(timelines) {
+        encode_flow(timeline, flow, TraceWriter::new(out, flow, &mut tracks));
+    }
+}
+
+/// What the parts of an encoder share.
+struct Sheet<'a> {
+    timeline: &'a Timeline,
+    /// The flow's number, from one.
+    flow: u64,
+    /// The track of the process.
+    process: u64,
+    writer: TraceWriter<'a>,
+}
+
+/// The places of tracks among those of the flow.
+struct Ranks {
+    threads: u64,
+    streams: u64,
+    hubs: u64,
+    devices: u64,
+}
+
+impl Sheet<'_> {
+    fn ranks(&self) -> Ranks {
+        let threads = 2 + self.timeline.operators.len() as u64;
+        let streams = threads + self.timeline.threads.len() as u64;
+        let hubs = streams + self.timeline.streams.len() as u64;
+        Ranks { threads, streams, hubs, devices: hubs + self.timeline.hubs.len() as u64 }
+    }
+
+    fn slices(&mut self, name: &str, rank: u64) -> u64 {
+        self.writer.track(name, self.process, rank, TrackKind::Slices)
+    }
+
+    fn thread(&self, thread: u32) -> Note {
+        let Timeline { hubs, threads, .. } = self.timeline;
+        let known = (thread as usize) < threads.len();
+        if known { Note::Text(1 + hubs.len() as u64 + u64::from(thread)) } else { Note::Unknown }
+    }
+}
+
+/// The interned name of an operator; outside of one, device work is a hub's copy.
+fn operator_name(timeline: &Timeline, operator: u32) -> u64 {
+    if (operator as usize) < timeline.operators.len() { name::OPERATORS + u64::from(operator) } else { name::COPY }
+}
+
+/// A hub as a note.
+fn hub_note(timeline: &Timeline, hub: u32) -> Note {
+    if (hub as usize) < timeline.hubs.len() { Note::Text(1 + u64::from(hub)) } else { Note::Unknown }
+}
+
+fn names(timeline: &Timeline) -> impl Iterator<Item = (Interned, u64, &str)> {
+    let categories = ["run", "poll", "message", "device", "flow"];
+    let events = ["poll", "sent", "taken", "stalled", "copy"];
+    let annotations = ["run", "message", "hub", "thread"];
+    let operators = timeline.operators.iter().map(|name| &**name);
+    let hubs = timeline.hubs.iter().map(|hub| &*hub.name);
+    let threads = timeline.threads.iter().map(|name| &**name);
+    let list = |list, first: u64| move |(at, name)| (list, first + at as u64, name);
+    let categories = categories.into_iter().enumerate().map(list(Interned::Category, 1));
+    let events = events.into_iter().enumerate().map(list(Interned::EventName, 1));
+    let operators = operators.enumerate().map(list(Interned::EventName, name::OPERATORS));
+    let annotations = annotations.into_iter().enumerate().map(list(Interned::AnnotationName, 1));
+    let texts = hubs.chain(threads).enumerate().map(list(Interned::AnnotationText, 1));
+    categories.chain(events).chain(operators).chain(annotations).chain(texts)
+}
+
+fn encode_flow(timeline: &Timeline, flow: u64, mut writer: TraceWriter<'_>) {
+    writer.names(names(timeline));
+    let process = writer.track(&timeline.flow, 0, 0, TrackKind::Process { pid: flow });
+    let mut sheet = Sheet { timeline, flow, process, writer };
+    let track = sheet.slices("flow", 0);
+    sheet.writer.metadata(&format!("lost events of flow `{}`", timeline.flow), timeline.lost);
+    if timeline.lost > 0 {
+        let text = format!("{} events lost", timeline.lost);
+        sheet.writer.named_instant(timeline.from, track, &text, name::FLOW_CATEGORY);
+    }
+    encode_events(&mut sheet, track);
+    encode_device(&mut sheet);
+    encode_counters(&mut sheet);
+}
+
+fn encode_events(sheet: &mut Sheet<'_>, flow_track: u64) {
+    let timeline = sheet.timeline;
+    let (from, to) = (timeline.from, timeline.to.max(timeline.from));
+    let surveys = survey(timeline);
+    let mut arrows = Arrows::new(timeline);
+    let mut operators: Vec<_> = surveys.iter().map(|_| OperatorTracks::default()).collect();
+    for (number, (tracks, survey)) in (0..).zip(operators.iter_mut().zip(&surveys)) {
+        tracks.start(sheet, number, survey);
+    }
+    let mut threads = ThreadTracks::start(sheet, &surveys);
+    let mut outside = None;
+    let mut now = from;
+    for (index, TimelineEvent { at, thread, event }) in timeline.events.iter().enumerate() {
+        let thread = *thread;
+        now = now.max(*at).min(to);
+        let mut message = |sheet: &mut Sheet<'_>, operator: u32, thread, instant: Instant| {
+            let track = match operators.get_mut(operator as usize) {
+                Some(tracks) => tracks.message_track(sheet, operator, thread),
+                None => *outside.get_or_insert_with(|| sheet.slices("outside", 1)),
+            };
+            instant.write(sheet, now, track);
+        };
+        match *event {
+            TraceEvent::Sent { operator, .. } => {
+                if let Some(instant) = arrows.sent(sheet.flow, index) {
+                    message(sheet, operator, thread, instant);
+                }
+            }
+            TraceEvent::Taken { operator, hub, message: number } => {
+                let (late, instant) = arrows.taken(sheet.flow, hub, number);
+                // A send whose time was read after that of the take: its arrow must not lead backwards.
+                if let Some((sender, instant)) = late {
+                    message(sheet, sender.operator, sender.thread, instant);
+                }
+                message(sheet, operator, thread, instant);
+            }
+            TraceEvent::Stalled => {
+                sheet.writer.instant(now, flow_track, name::STALLED, name::FLOW_CATEGORY, None, &[]);
+            }
+            TraceEvent::Failed { operator } => {
+                let text = match timeline.operators.get(operator as usize) {
+                    Some(name) => format!("failed: `{name}`"),
+                    None => "failed".to_owned(),
+                };
+                sheet.writer.named_instant(now, flow_track, &text, name::FLOW_CATEGORY);
+            }
+            TraceEvent::RunBegan { operator, run } => {
+                if let Some(tracks) = operators.get_mut(operator as usize) {
+                    tracks.run_began(sheet, operator, now, run);
+                }
+            }
+            TraceEvent::RunEnded { operator, run } => {
+                if let Some(tracks) = operators.get_mut(operator as usize) {
+                    tracks.run_ended(sheet, now, run);
+                }
+            }
+            TraceEvent::PollBegan { operator } => {
+                if let Some(tracks) = operators.get_mut(operator as usize) {
+                    tracks.poll_began(sheet, operator, now, thread);
+                    threads.poll_began(sheet, operator, now, thread);
+                }
+            }
+            TraceEvent::PollEnded { operator } => {
+                if let Some(tracks) = operators.get_mut(operator as usize) {
+                    tracks.poll_ended(sheet, now, thread);
+                    threads.poll_ended(sheet, operator, now, thread);
+                }
+            }
+        }
+    }
+    operators.iter_mut().for_each(|tracks| tracks.finish(sheet, to));
+    threads.finish(sheet, to);
+}
+
+/// Spans that overlap, such as copies from several streams, are on tracks of one name.
+fn encode_device(sheet: &mut Sheet<'_>) {
+    let timeline = sheet.timeline;
+    let mut streams: Vec<Lanes> = timeline.streams.iter().map(|_| Lanes::default()).collect();
+    for slice in &timeline.device {
+        let (began, ended) = (slice.began.max(timeline.from), slice.ended.min(timeline.to));
+        let Some((lanes, stream)) =
+            streams.get_mut(slice.stream as usize).zip(timeline.streams.get(slice.stream as usize))
+        else {
+            continue;
+        };
+        if began > ended {
+            continue;
+        }
+        let rank = sheet.ranks().streams + u64::from(slice.stream);
+        let track = lanes.free_at(began, ended, || sheet.slices(stream, rank));
+        let notes = [(name::RUN_NUMBER, Note::Number(slice.run))];
+        sheet.writer.begin(began, track, operator_name(timeline, slice.operator), name::DEVICE_CATEGORY, &notes);
+        sheet.writer.end(ended, track);
+    }
+}
+
+/// Writes the samples that differ from the one before.
+fn encode_counters(sheet: &mut Sheet<'_>) {
+    let timeline = sheet.timeline;
+    let ranks = sheet.ranks();
+    let mut hubs = vec![None; timeline.hubs.len()];
+    let mut devices = vec![None; timeline.devices.len()];
+    for sample in &timeline.counters {
+        let (last, text, rank, kind) = match sample.counter {
+            Counter::HubFill(hub) => {
+                let Some((last, of)) = hubs.get_mut(hub as usize).zip(timeline.hubs.get(hub as usize)) else {
+                    continue;
+                };
+                let kind = TrackKind::Counter { unit: COUNT, unit_name: Some("messages") };
+                (last, format!("queue of {}", of.name), ranks.hubs + u64::from(hub), kind)
+            }
+            Counter::Memory(device) => {
+                let device = device as usize;
+                let Some((last, of)) = devices.get_mut(device).zip(timeline.devices.get(device)) else { continue };
+                let kind = TrackKind::Counter { unit: BYTES, unit_name: None };
+                (last, format!("memory of {of}"), ranks.devices + device as u64, kind)
+            }
+        };
+        let at = sample.at.clamp(timeline.from, timeline.to.max(timeline.from));
+        let track = match *last {
+            Some((_, value)) if value == sample.value => continue,
+            Some((track, _)) => track,
+            None => sheet.writer.track(&text, sheet.process, rank, kind),
+        };
+        *last = Some((track, sample.value));
+        sheet.writer.count(at, track, sample.value);
+    }
+}

@@ -1,0 +1,225 @@
+//! [`TraceWriter`]: one flow's packets of a Perfetto trace. Numbers of fields are those of Perfetto's `.proto` files.
+
+use super::protobuf::{double, fixed64, nested, string, varint};
+
+/// `Trace.packet`.
+const PACKET: u32 = 1;
+
+/// Fields of `TracePacket`.
+mod packet {
+    pub(super) const CHROME_EVENTS: u32 = 5;
+    pub(super) const TIMESTAMP: u32 = 8;
+    pub(super) const SEQUENCE: u32 = 10;
+    pub(super) const TRACK_EVENT: u32 = 11;
+    pub(super) const INTERNED_DATA: u32 = 12;
+    pub(super) const SEQUENCE_FLAGS: u32 = 13;
+    pub(super) const TRACK_DESCRIPTOR: u32 = 60;
+}
+
+/// Values of `TracePacket.sequence_flags`.
+const STATE_CLEARED: u64 = 1;
+const NEEDS_STATE: u64 = 2;
+
+/// Fields of `TrackEvent`, and its types.
+mod event {
+    pub(super) const CATEGORY: u32 = 3;
+    pub(super) const ANNOTATION: u32 = 4;
+    pub(super) const TYPE: u32 = 9;
+    pub(super) const NAME_INTERNED: u32 = 10;
+    pub(super) const TRACK: u32 = 11;
+    pub(super) const NAME: u32 = 23;
+    pub(super) const DOUBLE_COUNTER: u32 = 44;
+    pub(super) const FLOW: u32 = 47;
+    pub(super) const TERMINATING_FLOW: u32 = 48;
+
+    pub(super) const SLICE_BEGIN: u64 = 1;
+    pub(super) const SLICE_END: u64 = 2;
+    pub(super) const INSTANT: u64 = 3;
+    pub(super) const COUNTER: u64 = 4;
+}
+
+/// What is written once and referred to by number: a list in `InternedData`, whose numbers count from one.
+#[derive(Clone, Copy)]
+pub(super) enum Interned {
+    Category = 1,
+    EventName = 2,
+    AnnotationName = 3,
+    AnnotationText = 29,
+}
+
+/// What a track shows.
+pub(super) enum TrackKind<'a> {
+    Process { pid: u64 },
+    Slices,
+    Counter { unit: u64, unit_name: Option<&'a str> },
+}
+
+/// Values of `CounterDescriptor.unit`.
+pub(super) const COUNT: u64 = 2;
+pub(super) const BYTES: u64 = 3;
+
+/// An end of an arrow.
+#[derive(Clone, Copy)]
+pub(super) enum ArrowEnd {
+    Tail(u64),
+    Head(u64),
+}
+
+/// The value of a debug annotation.
+#[derive(Clone, Copy)]
+pub(super) enum Note {
+    Number(u64),
+    /// The number of an [`Interned::AnnotationText`].
+    Text(u64),
+    /// Is left out.
+    Unknown,
+}
+
+/// Writes one flow's packets: one sequence, with interned names of its own.
+pub(super) struct TraceWriter<'a> {
+    pub(super) out: &'a mut Vec<u8>,
+    sequence: u64,
+    /// The number of the last track: they are unique in the whole trace.
+    tracks: &'a mut u64,
+}
+
+impl<'a> TraceWriter<'a> {
+    pub(super) fn new(out: &'a mut Vec<u8>, sequence: u64, tracks: &'a mut u64) -> Self {
+        Self { out, sequence, tracks }
+    }
+
+    /// Writes the interned names; comes before all events.
+    pub(super) fn names<'b>(&mut self, lists: impl Iterator<Item = (Interned, u64, &'b str)>) {
+        nested(self.out, PACKET, |out| {
+            varint(out, packet::SEQUENCE, self.sequence);
+            varint(out, packet::SEQUENCE_FLAGS, STATE_CLEARED);
+            nested(out, packet::INTERNED_DATA, |out| {
+                for (list, number, name) in lists {
+                    nested(out, list as u32, |out| {
+                        varint(out, 1, number);
+                        string(out, 2, name);
+                    });
+                }
+            });
+        });
+    }
+
+    /// Adds a track and returns its number. `parent`: zero for none; `rank`: its place among its parent's tracks.
+    pub(super) fn track(&mut self, name: &str, parent: u64, rank: u64, kind: TrackKind<'_>) -> u64 {
+        *self.tracks += 1;
+        let number = *self.tracks;
+        nested(self.out, PACKET, |out| {
+            varint(out, packet::SEQUENCE, self.sequence);
+            nested(out, packet::TRACK_DESCRIPTOR, |out| {
+                varint(out, 1, number);
+                string(out, 2, name);
+                if parent != 0 {
+                    varint(out, 5, parent);
+                    varint(out, 12, rank);
+                }
+                match kind {
+                    TrackKind::Process { pid } => {
+                        nested(out, 3, |out| {
+                            varint(out, 1, pid);
+                            string(out, 6, name);
+                        });
+                        // Its tracks are in the order of their ranks.
+                        varint(out, 11, 3);
+                    }
+                    TrackKind::Slices => {}
+                    TrackKind::Counter { unit, unit_name } => nested(out, 8, |out| {
+                        varint(out, 3, unit);
+                        unit_name.into_iter().for_each(|name| string(out, 6, name));
+                    }),
+                }
+            });
+        });
+        number
+    }
+
+    /// Writes a number into the trace's metadata, as `cr-NAME`.
+    pub(super) fn metadata(&mut self, name: &str, value: u64) {
+        nested(self.out, PACKET, |out| {
+            varint(out, packet::SEQUENCE, self.sequence);
+            nested(out, packet::CHROME_EVENTS, |out| {
+                nested(out, 2, |out| {
+                    string(out, 1, name);
+                    varint(out, 4, value);
+                });
+            });
+        });
+    }
+
+    fn event(&mut self, at: u64, track: u64, kind: u64, body: impl FnOnce(&mut Vec<u8>)) {
+        nested(self.out, PACKET, |out| {
+            varint(out, packet::TIMESTAMP, at);
+            varint(out, packet::SEQUENCE, self.sequence);
+            varint(out, packet::SEQUENCE_FLAGS, NEEDS_STATE);
+            nested(out, packet::TRACK_EVENT, |out| {
+                varint(out, event::TYPE, kind);
+                varint(out, event::TRACK, track);
+                body(out);
+            });
+        });
+    }
+
+    /// `name` and `category` are numbers of interned names, as are the names of `notes`.
+    pub(super) fn begin(&mut self, at: u64, track: u64, name: u64, category: u64, notes: &[(u64, Note)]) {
+        self.event(at, track, event::SLICE_BEGIN, |out| {
+            varint(out, event::CATEGORY, category);
+            varint(out, event::NAME_INTERNED, name);
+            annotate(out, notes);
+        });
+    }
+
+    pub(super) fn end(&mut self, at: u64, track: u64) {
+        self.event(at, track, event::SLICE_END, |_| {});
+    }
+
+    pub(super) fn instant(
+        &mut self,
+        at: u64,
+        track: u64,
+        name: u64,
+        category: u64,
+        arrow: Option<ArrowEnd>,
+        notes: &[(u64, Note)],
+    ) {
+        self.event(at, track, event::INSTANT, |out| {
+            varint(out, event::CATEGORY, category);
+            varint(out, event::NAME_INTERNED, name);
+            match arrow {
+                Some(ArrowEnd::Tail(id)) => fixed64(out, event::FLOW, id),
+                Some(ArrowEnd::Head(id)) => fixed64(out, event::TERMINATING_FLOW, id),
+                None => {}
+            }
+            annotate(out, notes);
+        });
+    }
+
+    /// An instant with a name of its own.
+    pub(super) fn named_instant(&mut self, at: u64, track: u64, name: &str, category: u64) {
+        self.event(at, track, event::INSTANT, |out| {
+            varint(out, event::CATEGORY, category);
+            string(out, event::NAME, name);
+        });
+    }
+
+    pub(super) fn count(&mut self, at: u64, track: u64, value: f64) {
+        self.event(at, track, event::COUNTER, |out| double(out, event::DOUBLE_COUNTER, value));
+    }
+}
+
+fn annotate(out: &mut Vec<u8>, notes: &[(u64, Note)]) {
+    for (name, value) in notes {
+        let (field, value) = match value {
+            Note::Number(number) => (3, *number),
+            Note::Text(text) => (17, *text),
+            Note::Unknown => continue,
+        };
+        nested(out, event::ANNOTATION, |out| {
+            varint(out, 1, *name);
+            varint(out, field, value);
+        });
+    }
+}

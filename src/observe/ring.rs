@@ -1,0 +1,129 @@
+//! [`Ring`]: the last events of one thread. The thread overwrites the oldest ones, and never waits; another thread copies them
+//! meanwhile.
+//!
+//! This file does not depend on any device, so that a model checker can explore all of its interleavings on a CPU
+//! (`tests/loom/ring.rs` includes it unchanged).
+//!
+//! ```text
+//!            overwritten │ kept: the last `capacity` entries
+//!   entries  ── 4 ── 5 ──┼── 6 ── 7 ── 8 ── 9 ──┼── 10
+//!                        └ begun - capacity      └ written   └ begun
+//! ```
+//!
+//! The writer announces an entry (`begun`) before it overwrites the slot of an older one, and publishes it (`written`)
+//! after that. A reader copies entries, and then reads `begun`: what may have been overwritten during the copy is not
+//! returned. Guarantee: each entry that is returned is whole and was written under its number, and all entries from the first
+//! one returned up to the last one that was written before the call are returned.
+
+use std::sync::OnceLock;
+
+use crate::sync::{AtomicU64, Ordering, fence};
+
+/// Words of an entry.
+pub(crate) const WORDS: usize = 3;
+/// Entries that are copied between two checks.
+const COPIED: u64 = 256;
+
+pub(crate) type Entry = [u64; WORDS];
+type Segment = Box<[[AtomicU64; WORDS]]>;
+
+/// See the [module](self). Memory is allocated in segments, as they are first used.
+pub(crate) struct Ring {
+    /// Entries that were begun, and that are written. Only the writer changes them.
+    begun: AtomicU64,
+    written: AtomicU64,
+    /// Powers of two.
+    capacity: u64,
+    segment_shift: u32,
+    segments: Box<[OnceLock<Segment>]>,
+}
+
+/// What a call of [`Ring::copy`] has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RingCopy {
+    /// The numbers of the first entry that was copied, and of the first that was not written yet.
+    pub(crate) first: u64,
+    pub(crate) end: u64,
+}
+
+impl Ring {
+    /// A ring of at least `capacity` entries, in segments of at most `segment`.
+    pub(crate) fn new(capacity: usize, segment: usize) -> Self {
+        let capacity = capacity.clamp(1, 1 << 30).next_power_of_two();
+        let segment = segment.clamp(1, capacity).next_power_of_two().min(capacity);
+        Self {
+            begun: AtomicU64::new(0),
+            written: AtomicU64::new(0),
+            capacity: capacity as u64,
+            segment_shift: segment.trailing_zeros(),
+            segments: (0..capacity / segment).map(|_| OnceLock::new()).collect(),
+        }
+    }
+
+    /// The number of entries that were written.
+    pub(crate) fn written(&self) -> u64 {
+        self.written.load(Ordering::Acquire)
+    }
+
+    /// Writes an entry, over the oldest one if the ring is full. Only one thread may call it.
+    #[inline]
+    pub(crate) fn push(&self, entry: Entry) {
+        let number = self.written.load(Ordering::Relaxed);
+        let (segment, at) = self.place(number);
+        let slot = match self.segments[segment].get() {
+            Some(segment) => &segment[at],
+            None => &self.segments[segment].get_or_init(|| self.new_segment())[at],
+        };
+        self.begun.store(number + 1, Ordering::Relaxed);
+        // A reader that sees one of the words below sees the number above.
+        fence(Ordering::Release);
+        for (word, value) in slot.iter().zip(entry) {
+            word.store(value, Ordering::Relaxed);
+        }
+        self.written.store(number + 1, Ordering::Release);
+    }
+
+    /// Copies the entries from the number `from` on that are still there.
+    pub(crate) fn copy(&self, from: u64, out: &mut Vec<Entry>) -> RingCopy {
+        let end = self.written.load(Ordering::Acquire);
+        let mut first = from.max(end.saturating_sub(self.capacity)).min(end);
+        let (mut next, start) = (first, out.len());
+        while next < end {
+            let until = end.min(next + COPIED);
+            out.extend((next..until).map(|number| self.read(number)));
+            fence(Ordering::Acquire);
+            // Of those that were just copied, the ones before this number may be torn.
+            let gone = self.begun.load(Ordering::Relaxed).saturating_sub(self.capacity);
+            if gone > next {
+                out.drain(start..start + (gone.min(until) - first) as usize);
+                first = gone.min(end);
+            }
+            next = until.max(first);
+        }
+        RingCopy { first, end }
+    }
+
+    fn read(&self, number: u64) -> Entry {
+        let (segment, at) = self.place(number);
+        let slot = self.segments[segment].get().map(|segment| &segment[at]);
+        slot.map_or([0; WORDS], |slot| [0, 1, 2].map(|word: usize| slot[word].load(Ordering::Relaxed)))
+    }
+
+    /// The last entry that was written, unless it is overwritten meanwhile.
+    pub(crate) fn last(&self) -> Option<Entry> {
+        let mut last = Vec::with_capacity(1);
+        self.copy(self.written().checked_sub(1)?, &mut last);
+        last.pop()
+    }
+
+    fn place(&self, number: u64) -> (usize, usize) {
+        let at = (number & (self.capacity - 1)) as usize;
+        (at >> self.segment_shift, at & ((1 << self.segment_shift) - 1))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn new_segment(&self) -> Segment {
+        (0..1usize << self.segment_shift).map(|_| [0, 1, 2].map(|_: usize| AtomicU64::new(0))).collect()
+    }
+}
