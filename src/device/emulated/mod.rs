@@ -133,8 +133,9 @@ impl Emulated {
     }
 
     /// Sets how long each launch of the kernel `name` takes, besides the time of its Rust body: in a
-    /// [simulation](super::Simulation) in virtual time, otherwise a worker thread sleeps. By default nothing is added. A
-    /// call that blocks until work is done skips it in a simulation.
+    /// [simulation](super::Simulation) in virtual time, otherwise a worker thread sleeps. By default nothing is added. In a
+    /// simulation, each launch ends at a whole millisecond, which is what tokio's timers are exact to, and a call that
+    /// blocks until work is done skips the time.
     #[must_use]
     pub fn kernel_time(mut self, name: impl Into<String>, time: Duration) -> Self {
         let name = name.into();

@@ -12,7 +12,7 @@
 //! behind wakes the next.
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     fmt,
     sync::{Arc, LazyLock, Weak},
     thread::{self, JoinHandle},
@@ -51,8 +51,9 @@ pub(super) struct EngineState {
     pub(super) machine: Machine<Work>,
     workers: FxHashMap<DeviceId, Workers>,
     waiting_calls: usize,
-    /// The streams of a simulation in which time passes.
-    pauses: BTreeSet<StreamId>,
+    /// The streams of a simulation in which time passes, and the number of the pause.
+    pauses: BTreeMap<StreamId, u64>,
+    pauses_begun: u64,
 }
 
 #[derive(Debug)]
@@ -234,9 +235,9 @@ impl Engine {
                     continue;
                 }
                 // No time passes during the call.
-                if let Some(paused) = state.pauses.first().copied() {
+                if let Some((paused, number)) = state.pauses.first_key_value().map(|(at, number)| (*at, *number)) {
                     drop(state);
-                    self.end_pause(paused);
+                    self.end_pause(paused, number);
                     state = lock(&self.state);
                     continue;
                 }
@@ -274,12 +275,13 @@ impl Engine {
         drop(state);
     }
 
-    /// Ends the pause of a stream, unless a call has ended it.
-    pub(super) fn end_pause(&self, stream: StreamId) {
+    /// Ends a pause of a stream, unless a call has ended it.
+    pub(super) fn end_pause(&self, stream: StreamId, number: u64) {
         let mut state = lock(&self.state);
-        if !state.pauses.remove(&stream) {
+        if state.pauses.get(&stream) != Some(&number) {
             return;
         }
+        state.pauses.remove(&stream);
         state.machine.finish(stream);
         let notifies = state.notify_workers(None);
         if state.waiting_calls > 0 {
@@ -318,10 +320,12 @@ impl Engine {
         note(&state, &begun);
         if let (StartedEntry::Work(Work::Pause(time)), Some(simulation)) = (&begun, &self.simulation) {
             let (time, simulation) = (*time, simulation.upgrade());
-            state.pauses.insert(stream);
+            state.pauses_begun += 1;
+            let number = state.pauses_begun;
+            state.pauses.insert(stream, number);
             drop(state);
             // It finishes later. The end of a simulation fails its devices.
-            simulation.into_iter().for_each(|simulation| simulation.pause(stream, time));
+            simulation.into_iter().for_each(|simulation| simulation.pause(stream, number, time));
             return lock(&self.state);
         }
         // A simulation's thread counts as the device's thread while the entry runs.

@@ -72,6 +72,9 @@ const ROOT: TaskId = 0;
 /// The number of steps after which the loop yields to other tasks of the runtime.
 const BURST: usize = 256;
 
+/// The longest pause, 30 years: a point in time that lies farther in the future may have no [`Instant`].
+const FOREVER: Duration = Duration::from_secs(30 * 365 * 86_400);
+
 /// Emulated devices and tasks in one seeded order, with virtual time.
 ///
 /// Every possible order of tasks and streams is the order of some seed, and a test that fails with a seed fails with
@@ -344,15 +347,15 @@ impl SimulationCore {
     }
 
     /// Lets time pass in a stream whose entry has begun.
-    pub(super) fn pause(self: Arc<Self>, stream: StreamId, time: Duration) {
+    pub(super) fn pause(self: Arc<Self>, stream: StreamId, number: u64, time: Duration) {
         let core = Arc::downgrade(&self);
         let end = move || {
             if let Some(core) = core.upgrade() {
-                core.engine.end_pause(stream);
+                core.engine.end_pause(stream, number);
             }
             false
         };
-        SimulationHandle { core: self }.on_idle_every(time, Box::new(end));
+        SimulationHandle { core: self }.on_idle_every(time.min(FOREVER), Box::new(end));
     }
 
     fn step_stream(&self, stream: StreamId) {
