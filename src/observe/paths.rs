@@ -190,9 +190,10 @@ impl Paths {
     /// Takes what has ended, and calls `slow` with the path and the time of each. At the end of a flow, also that of which
     /// some times are missing.
     pub(super) fn collect(&self, is_last: bool, slow: &mut dyn FnMut(&[usize], Duration)) {
-        let (ended, now) = (self.log.take(), SystemInstant::now());
         let mut done = Vec::new();
         let mut state = lock(&self.state);
+        // With the lock held: what another thread takes is there when this one collects the last.
+        let (ended, now) = (self.log.take(), SystemInstant::now());
         state.waiting.extend(ended.into_iter().map(|ended| (now, ended)));
         let surplus = state.waiting.len().saturating_sub(MOST_WAITING);
         done.extend(state.waiting.drain(..surplus));
