@@ -1,6 +1,7 @@
 //! [`DeviceTimes`]: the sums of the device times of one operator's runs, from their spans.
 
 use std::{
+    collections::VecDeque,
     sync::atomic::{AtomicU64, AtomicUsize, Ordering},
     time::Duration,
 };
@@ -41,11 +42,15 @@ pub(crate) struct DeviceTimes {
 
 #[derive(Debug, Default)]
 struct Sums {
+    /// Of runs that were read, and of missed ones.
     all: DeviceTime,
-    /// The run that is being read, with its time so far.
-    reading: Option<(u64, Duration)>,
-    last_missed: Option<u64>,
+    /// The runs that were read last, with their time so far; `None` if a run is missed. Spans of runs that overlap are read
+    /// in any order.
+    reading: VecDeque<(u64, Option<Duration>)>,
 }
+
+/// Runs that are read at once.
+const READING: usize = 64;
 
 impl DeviceTimes {
     /// The number of a run that begins.
@@ -57,34 +62,41 @@ impl DeviceTimes {
     pub(crate) fn sums(&self) -> DeviceTime {
         let sums = lock(&self.sums);
         let mut all = sums.all;
-        if let Some((_, took)) = sums.reading {
-            all.add(took);
-        }
+        sums.reading.iter().filter_map(|(_, took)| *took).for_each(|took| all.add(took));
         all
     }
 
     /// Adds the time of a span.
     pub(super) fn add(&self, run: u64, took: Duration) {
-        let mut sums = lock(&self.sums);
-        match &mut sums.reading {
-            Some((of, so_far)) if *of == run => *so_far += took,
-            _ => {
-                if let Some((_, took)) = sums.reading.replace((run, took)) {
-                    sums.all.add(took);
-                }
-            }
+        if let Some(so_far) = lock(&self.sums).of(run) {
+            *so_far += took;
         }
     }
 
-    /// Counts a run whose time cannot be read.
+    /// Counts a run whose time cannot be read. That of its other spans does not count.
     pub(super) fn miss(&self, run: u64) {
         let mut sums = lock(&self.sums);
-        if sums.last_missed != Some(run) {
-            sums.last_missed = Some(run);
+        let so_far = sums.of(run);
+        if so_far.take().is_some() {
             sums.all.missed += 1;
-            // Its time so far is not that of the whole run.
-            sums.reading = sums.reading.filter(|(reading, _)| *reading != run);
         }
+    }
+}
+
+impl Sums {
+    /// The time of a run so far; `None` if it is missed.
+    fn of(&mut self, run: u64) -> &mut Option<Duration> {
+        let known = self.reading.iter().rposition(|(reading, _)| *reading == run);
+        let at = known.unwrap_or_else(|| {
+            if self.reading.len() == READING
+                && let Some((_, Some(took))) = self.reading.pop_front()
+            {
+                self.all.add(took);
+            }
+            self.reading.push_back((run, Some(Duration::ZERO)));
+            self.reading.len() - 1
+        });
+        &mut self.reading[at].1
     }
 }
 
@@ -93,5 +105,45 @@ impl DeviceTime {
         self.runs += 1;
         self.total += took;
         self.longest = self.longest.max(took);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn runs_that_overlap_count_once_each() {
+        let times = DeviceTimes::default();
+        let [one, two] = [times.begin(), times.begin()];
+        for run in [one, two, one, two, two] {
+            times.add(run, MS);
+        }
+        assert_eq!(times.sums(), DeviceTime { total: 5 * MS, longest: 3 * MS, runs: 2, missed: 0 });
+    }
+
+    #[test]
+    fn a_run_that_is_missed_in_part_is_missed_once_and_as_a_whole() {
+        let times = DeviceTimes::default();
+        let [one, two] = [times.begin(), times.begin()];
+        times.add(one, MS);
+        times.miss(one);
+        times.miss(two);
+        times.miss(one);
+        times.add(one, MS);
+        assert_eq!(times.sums(), DeviceTime { missed: 2, ..DeviceTime::default() });
+    }
+
+    #[test]
+    fn every_run_counts_once() {
+        let times = DeviceTimes::default();
+        for _ in 0..1000 {
+            let run = times.begin();
+            times.add(run, MS);
+            times.add(run, MS);
+        }
+        assert_eq!(times.sums(), DeviceTime { total: 2000 * MS, longest: 2 * MS, runs: 1000, missed: 0 });
     }
 }
