@@ -142,6 +142,7 @@ impl Future for Completed {
                     // Marked at once: an event recorded later would cover later work, too.
                     this.ticket.commit()?;
                     let stream = this.ticket.stream();
+                    stream.end_span();
                     stream.watch();
                     match this.ticket.marked() {
                         Some(mark) if front && !this.strategy.arrange(stream, mark, cx.waker())? => {

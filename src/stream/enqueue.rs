@@ -229,6 +229,9 @@ impl Stream {
         if self.0.losses.has_upstream_work.load(Ordering::Relaxed) {
             order.note_losses(&self.0.losses);
         }
+        if let Some(meter) = &mut order.meter {
+            meter.enqueued();
+        }
         self.issue(order, count, losses)
     }
 
@@ -261,6 +264,7 @@ impl Stream {
         let mut order = lock(&self.0.order);
         let meter = order.meter.get_or_insert_with(|| Meter::new(&self.0.backend));
         let before = meter.begin_run(owner);
+        self.0.is_timed.store(true, Ordering::Relaxed);
         drop(order);
         drop(before);
     }
@@ -278,11 +282,30 @@ impl Stream {
         }
     }
 
+    /// Called when a task waits for the stream: in a run that is timed, the time from the end of its work to the next
+    /// operation is not the device's.
+    #[inline]
+    pub(super) fn end_span(&self) {
+        if self.0.is_timed.load(Ordering::Relaxed) {
+            self.end_timed_span();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn end_timed_span(&self) {
+        let _later = Deferred::new();
+        if let Some(meter) = &mut lock(&self.0.order).meter {
+            meter.wait(self.0.raw);
+        }
+    }
+
     pub(crate) fn end_run(&self) {
         let _later = Deferred::new();
         let mut order = lock(&self.0.order);
         let Some(meter) = &mut order.meter else { return };
         let (recorded, owner) = meter.end_run(self.0.raw);
+        self.0.is_timed.store(false, Ordering::Relaxed);
         if recorded {
             // A waiter for the stream's last work also waits for its timing event.
             order.issued += 1;

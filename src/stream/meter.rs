@@ -1,7 +1,8 @@
 //! [`Meter`]: encloses the device work of a run in timed events.
 //!
 //! A run's work is a number of operations on its stream, with waits for other streams between them. The events enclose
-//! the operations but not the waits, so that a run is not charged for pending work on another operator's stream:
+//! the operations but not the waits, so that a run is not charged for pending work on another operator's stream. Where a
+//! task waits for the stream, a span ends as well: until the next operation the device has nothing to do.
 //!
 //! ```text
 //!   begin_run     wait   launch   launch   wait   copy   end_run
@@ -94,7 +95,7 @@ impl Meter {
         }
     }
 
-    /// Called before a wait for another stream.
+    /// Called before a wait for another stream, and when a task waits for this one.
     pub(super) fn wait(&mut self, stream: RawStream) {
         self.end_span(stream);
     }

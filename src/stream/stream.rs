@@ -8,7 +8,7 @@ use std::{
     fmt,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicU8, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
     },
 };
 
@@ -63,6 +63,8 @@ pub(super) struct StreamInner {
     pub(super) order: Mutex<Order>,
     /// The highest ticket issued, readable without the lock.
     pub(super) issued: AtomicU64,
+    /// A run is timed.
+    pub(super) is_timed: AtomicBool,
     pub(super) losses: LossState,
     /// Shared with callbacks. Callbacks run on the driver's thread, where no stream may be destroyed, so a callback
     /// must not hold the last reference to a stream.
@@ -167,6 +169,7 @@ impl Stream {
             name,
             order: Mutex::at(Level::StreamOrder, order),
             issued: AtomicU64::new(0),
+            is_timed: AtomicBool::new(false),
             losses: LossState::default(),
             completion: Arc::new(Completion::new()),
             side: OnceLock::new(),
