@@ -546,10 +546,10 @@ impl<M: Message> HubCore<M> {
         error
     }
 
-    /// Times the copies of a sampled message.
+    /// Times the copies of a sampled message. Forks were copied before they were sent.
     #[inline]
     pub(super) fn begin_copies(&self, parcel: &mut Parcel<M>) -> Option<OpenSpans> {
-        if !M::CARRIES_ENVELOPES {
+        if !M::CARRIES_ENVELOPES || self.forks {
             return None;
         }
         let to_host = self.reader.is_host();
@@ -557,6 +557,19 @@ impl<M: Message> HubCore<M> {
             .journey()
             .zip(self.copy_stream.as_ref())
             .and_then(|(journey, copies)| journey.begin_copies(copies, to_host))
+    }
+
+    /// Times the copies for a fork of a sampled message.
+    #[inline]
+    pub(super) fn begin_other_copies(&self, parcel: &mut Parcel<M>) -> Option<OpenSpans> {
+        if !M::CARRIES_ENVELOPES {
+            return None;
+        }
+        let to_host = self.reader.is_host();
+        parcel
+            .journey()
+            .zip(self.copy_stream.as_ref())
+            .and_then(|(journey, copies)| journey.begin_other_copies(copies, to_host))
     }
 
     #[inline]

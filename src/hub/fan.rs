@@ -25,7 +25,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     memory::HostAccess,
     mutants::{self, Mutant},
-    stream::Stream,
+    stream::{OpenSpans, Stream},
     sync::{DiscardOnDrop, discard, discard_all},
 };
 
@@ -51,13 +51,25 @@ pub(crate) struct WriterEnd<M: Message> {
     pub(crate) fork: Option<ForkFn<M>>,
 }
 
-/// The forks of a message, each with the index of its branch. If sending ends early, the remaining ones are discarded
+/// The index of the branch, the message, and its copies if they are timed.
+type Forked<M> = (usize, M, Option<OpenSpans>);
+
+/// The forks of a message. If sending ends early, the remaining ones are discarded
 /// one by one: several might have a destructor that panics.
-struct Forks<M: Message>(Vec<(usize, M)>);
+struct Forks<M: Message>(Vec<Forked<M>>);
 
 impl<M: Message> Drop for Forks<M> {
     fn drop(&mut self) {
         discard_all(self.0.drain(..));
+    }
+}
+
+/// Ends what is timed of a fork's copies, also where the fork panics.
+struct EndCopiesOnDrop<'a, M: Message>(&'a Sender<M>, Option<OpenSpans>);
+
+impl<M: Message> Drop for EndCopiesOnDrop<'_, M> {
+    fn drop(&mut self) {
+        self.0.end_copies(self.1.take());
     }
 }
 
@@ -72,7 +84,7 @@ pub(crate) struct Fan<M: Message> {
     /// The outcome of the current message, by branch. Kept for its capacity, as is `forks`, which is empty between
     /// messages.
     outcomes: Vec<Outcome>,
-    forks: Vec<(usize, M)>,
+    forks: Vec<Forked<M>>,
     /// The access that the host has to wait for before it can copy the last message.
     pending: Option<HostAccess>,
 }
@@ -177,7 +189,7 @@ impl<M: Message> Fan<M> {
         }
         self.free_arrivals(&mut parcel.message);
         self.depart(parcel, origin)?;
-        let Some(forks) = self.fork_all(&mut parcel.message)? else { return Ok(()) };
+        let Some(forks) = self.fork_all(parcel)? else { return Ok(()) };
         self.deliver(place, forks)
     }
 
@@ -188,7 +200,7 @@ impl<M: Message> Fan<M> {
             self.determine_outcomes(&mut parcel.message)?;
             if !self.outcomes.contains(&Outcome::Full) {
                 self.free_arrivals(&mut parcel.message);
-                if let Some(forks) = self.fork_all(&mut parcel.message)? {
+                if let Some(forks) = self.fork_all(parcel)? {
                     self.deliver(place.place(), forks)?;
                 }
             }
@@ -208,7 +220,7 @@ impl<M: Message> Fan<M> {
         self.free_arrivals(&mut parcel.message);
         self.depart(parcel, origin)?;
         // Copies that the host cannot make yet are not awaited.
-        let (forks, _) = self.fork(&mut parcel.message)?;
+        let (forks, _) = self.fork(parcel)?;
         match self.deliver(place, forks) {
             Err(error) if !error.is_reader_gone() => Err(error),
             _ => Ok(self.outcomes.clone()),
@@ -267,13 +279,13 @@ impl<M: Message> Fan<M> {
     }
 
     /// Makes all forks; `None` if the host has to wait before it can make them.
-    fn fork_all(&mut self, message: &mut M) -> Result<Option<Forks<M>>> {
-        let (forks, all) = self.fork(message)?;
+    fn fork_all(&mut self, parcel: &mut Parcel<M>) -> Result<Option<Forks<M>>> {
+        let (forks, all) = self.fork(parcel)?;
         Ok(all.then_some(forks))
     }
 
     /// Makes the forks. Returns false with them if some are missing because the host has to wait first.
-    fn fork(&mut self, message: &mut M) -> Result<(Forks<M>, bool)> {
+    fn fork(&mut self, parcel: &mut Parcel<M>) -> Result<(Forks<M>, bool)> {
         let mut forks = Forks(std::mem::take(&mut self.forks));
         let mut all = true;
         for (at, branch) in self.branches.iter().enumerate() {
@@ -281,11 +293,13 @@ impl<M: Message> Fan<M> {
                 continue;
             }
             let mut copier = branch.copier();
+            let timed = EndCopiesOnDrop(branch, branch.begin_other_copies(parcel));
+            let message = &parcel.message;
             match (self.fork)(message, &mut copier) {
                 Ok(fork) => {
-                    forks.0.push((at, fork));
+                    forks.0.push((at, fork, timed.1.clone()));
                     if mutants::is(Mutant::SentTwice) {
-                        forks.0.extend((self.fork)(message, &mut copier).map(|fork| (at, fork)));
+                        forks.0.extend((self.fork)(message, &mut copier).map(|fork| (at, fork, None)));
                     }
                 }
                 Err(error) => {
@@ -298,7 +312,7 @@ impl<M: Message> Fan<M> {
         // The reads by the copies are committed, so that a write elsewhere waits for them and for no later work.
         let mut marked = Ok(());
         if M::CARRIES_ENVELOPES && !forks.0.is_empty() {
-            message.envelopes(&mut |envelope| {
+            parcel.message.envelopes(&mut |envelope| {
                 if marked.is_ok() {
                     marked = envelope.memory_mut().commit();
                 }
@@ -311,13 +325,19 @@ impl<M: Message> Fan<M> {
     /// after an error, unless the primary's reader has ended and the message was lost with it.
     fn deliver(&mut self, place: &mut Option<Parcel<M>>, mut forks: Forks<M>) -> Result<()> {
         let (mut done, mut lost) = (false, Ok(()));
+        if let Some(journey) = place.as_mut().and_then(Parcel::journey) {
+            journey.count_dropped(self.outcomes.iter().filter(|outcome| **outcome == Outcome::Dropped).count() as u64);
+        }
         // Reversed, to pop them in order. After an error the remaining ones are discarded one by one.
         forks.0.reverse();
-        while let Some((at, fork)) = forks.0.pop() {
+        while let Some((at, fork, copies)) = forks.0.pop() {
             let mut fork = DiscardOnDrop::new(match place {
                 Some(parcel) => parcel.with_message(fork),
                 None => Parcel::new(fork, None),
             });
+            if let Some((copies, journey)) = copies.zip(fork.get_mut().and_then(Parcel::journey)) {
+                journey.share_copies(&copies);
+            }
             match self.branches[at].send(fork.place()) {
                 Ok(()) if fork.get().is_none() => done = true,
                 Err(error) if !error.is_reader_gone() => {
@@ -354,6 +374,9 @@ impl<M: Message> Fan<M> {
             }
         }
         if done {
+            if let Some(journey) = place.as_mut().and_then(Parcel::take_journey) {
+                journey.unsent();
+            }
             discard(place.take());
             return Ok(());
         }

@@ -68,7 +68,8 @@ pub(crate) struct Arrived {
     journey: Journey,
     taken: Instant,
     work: OpenSpans,
-    continues: bool,
+    /// The number of messages that continue it.
+    sent: u32,
 }
 
 /// A journey that has ended.
@@ -176,7 +177,17 @@ impl Journey {
 
     /// Called when the message is taken in a run with this device work.
     pub(crate) fn arrive(self, work: OpenSpans) -> Arrived {
-        Arrived { journey: self, taken: clock::now(), work, continues: false }
+        Arrived { journey: self, taken: clock::now(), work, sent: 0 }
+    }
+
+    /// Called when its message is where it was before, or was sent elsewhere: nothing was dropped.
+    pub(crate) fn unsent(mut self) {
+        *self.ended.get_mut() = true;
+    }
+
+    /// Its message does not reach so many readers, which other ones of the message do.
+    pub(crate) fn count_dropped(&self, readers: u64) {
+        self.log.dropped.fetch_add(readers, Ordering::Relaxed);
     }
 
     /// The journey of the first reader of a value that stays: later ones have none.
@@ -187,9 +198,15 @@ impl Journey {
 
     /// Times the copies of the message, which are enqueued on `stream` until its [`end_run`](Stream::end_run).
     pub(crate) fn begin_copies(&mut self, stream: &Stream, to_host: bool) -> Option<OpenSpans> {
+        let open = self.begin_other_copies(stream, to_host)?;
+        self.share_copies(&open);
+        Some(open)
+    }
+
+    /// Times the copies of a fork of the message, which are its own only.
+    pub(crate) fn begin_other_copies(&self, stream: &Stream, to_host: bool) -> Option<OpenSpans> {
         let reader = self.log.reader.as_ref()?;
         let open = Spans::begin();
-        self.copies = Some(open.spans().clone());
         stream.begin_run(SpanOwner {
             reader: reader.clone(),
             run: self.origin.number,
@@ -199,7 +216,7 @@ impl Journey {
         Some(open)
     }
 
-    /// Has the copies of another message, which are enqueued together with its own.
+    /// Has copies that were not begun as its own.
     pub(crate) fn share_copies(&mut self, open: &OpenSpans) {
         self.copies = Some(open.spans().clone());
     }
@@ -222,16 +239,21 @@ impl Arrived {
 
     /// The journey of a message that is sent in the run. `None` if it is too long.
     pub(crate) fn send(&mut self, operator: usize) -> Option<Journey> {
-        self.continues = true;
+        self.sent = self.sent.saturating_add(1);
         let stage = self.stage(operator)?;
         let (log, origin) = (self.journey.log.clone(), self.journey.origin);
         Some(Journey { log, origin, last: Arc::new(stage), copies: None, ended: AtomicBool::new(false) })
     }
 
+    /// A message that was to continue it was not sent.
+    pub(crate) fn unsent(&mut self) {
+        self.sent = self.sent.saturating_sub(1);
+    }
+
     /// The end of the run: of the journey as well, unless it continues with a message that was sent.
     pub(crate) fn end(mut self, operator: usize) {
         *self.journey.ended.get_mut() = true;
-        if !self.continues
+        if self.sent == 0
             && let Some(last) = self.stage(operator)
         {
             self.journey.log.push(FinishedJourney { origin: self.journey.origin, last: Arc::new(last) });

@@ -126,6 +126,11 @@ impl<M> Parcel<M> {
         self.header.as_mut()?.load.as_mut()?.journey.as_deref_mut()
     }
 
+    #[inline]
+    pub(crate) fn take_journey(&mut self) -> Option<Box<Journey>> {
+        self.header.as_mut()?.load.as_mut()?.journey.take()
+    }
+
     pub(crate) fn set_since(&mut self, since: Instant) {
         self.header.get_or_insert_default().since = Some(since);
     }

@@ -164,7 +164,7 @@ impl<M: Message> Output<M> {
             let mut place = DiscardOnDrop::new(self.parcel(message));
             let sent = self.send_if_room(place.place(), moves.is_some());
             if let Some(parcel) = place.take() {
-                messages.push_front(parcel.message);
+                messages.push_front(self.context.take_back(parcel));
                 sent?;
                 break;
             }
@@ -221,7 +221,7 @@ impl<M: Message> Output<M> {
             Some(parcel) if self.readers.have_ended() => {
                 Err(SendError::new(Some(parcel.message), self.readers.closed()).into())
             }
-            Some(parcel) => Err(TrySendError::Full(parcel.message)),
+            Some(parcel) => Err(TrySendError::Full(self.context.take_back(parcel))),
         }
     }
 
@@ -256,7 +256,7 @@ impl<M: Message> Output<M> {
     /// is enqueued.
     pub(crate) fn departure(&self) -> ExternalSend<M> {
         let own = self.streams.as_ref().and_then(|streams| streams.own().cloned().or_else(|| streams.borrowed()));
-        let context = self.context.clone();
+        let context = self.context.samples_external().then(|| self.context.clone());
         ExternalSend { external: self.external(), origin: self.stream.clone().or(own), context }
     }
 
@@ -351,7 +351,7 @@ impl<M: Message> Output<M> {
             Ok(outcomes) => outcomes,
             Err(error) => return Err(unsent(place.place(), error)),
         };
-        let kept = place.take().map(|parcel| parcel.message);
+        let kept = place.take().map(|parcel| self.context.take_back(parcel));
         if kept.is_none() {
             self.traffic.add(bytes);
         }
@@ -462,7 +462,8 @@ pub(crate) struct ExternalSend<M: Message> {
     /// The hub, if there is only one.
     external: Option<ExternalHandle<M>>,
     origin: Option<Stream>,
-    context: Arc<RunContext>,
+    /// Set if its messages are sampled.
+    context: Option<Arc<RunContext>>,
 }
 
 /// A message that is ready to be enqueued.
@@ -486,7 +487,8 @@ impl<M: Message> ExternalSend<M> {
 
     /// The load of an accepted message, with its journey if it is sampled.
     pub(crate) fn with_journey(&self, load: Option<Load>) -> Option<Load> {
-        Load::with_journey(load, self.context.begin_external_journey())
+        let journey = self.context.as_ref().and_then(|context| context.begin_external_journey());
+        Load::with_journey(load, journey)
     }
 
     /// Prepares an accepted message: all user code of the message that a send calls is called here.

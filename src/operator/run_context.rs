@@ -38,7 +38,7 @@ use crate::{
     hub::{
         MergePolicy, Metadata, Reply,
         journey::{Arrived, Journey},
-        parcel::{Header, Load},
+        parcel::{Header, Load, Parcel},
         reply::{Caller, RequestOrigin},
     },
     mutants::{self, Mutant},
@@ -360,6 +360,12 @@ impl RunContext {
         lock(&self.data).journey.as_ref().map(|journey| journey.work().clone())
     }
 
+    /// Whether messages that are sent from outside in the operator's place are sampled.
+    #[inline]
+    pub(super) fn samples_external(&self) -> bool {
+        self.observed.as_ref().is_some_and(|observed| observed.source.is_some())
+    }
+
     /// Begins the journey of a message that is sent from outside in the operator's place, if it is sampled.
     pub(crate) fn begin_external_journey(&self) -> Option<Journey> {
         self.observed.as_ref()?.source.as_ref()?.begin_external()
@@ -402,6 +408,23 @@ impl RunContext {
             _ => None,
         });
         Load { metadata, reply, journey: journey.map(Box::new) }
+    }
+
+    /// The message of a parcel that was not sent. Its journey stays in the run.
+    #[inline]
+    pub(super) fn take_back<M>(&self, mut parcel: Parcel<M>) -> M {
+        if let Some(journey) = parcel.take_journey() {
+            self.keep_journey(*journey);
+        }
+        parcel.message
+    }
+
+    #[cold]
+    fn keep_journey(&self, journey: Journey) {
+        journey.unsent();
+        if let Some(journey) = &mut lock(&self.data).journey {
+            journey.unsent();
+        }
     }
 
     /// Takes the replies for the messages taken: one entry each, in the order of taking.
