@@ -95,7 +95,8 @@ impl Axis {
 
     fn add_anchor(&mut self) {
         self.tried = SystemInstant::now();
-        let tries = (0..TRIES).filter_map(|_| self.bracket());
+        // Where one fails, or is not passed in time, the others are not either.
+        let tries = (0..TRIES).map_while(|_| self.bracket());
         let Some((width, anchor)) = tries.min_by_key(|(width, _)| *width) else { return };
         if width > WIDE && self.anchors.back().is_some_and(|last| last.at.elapsed() < OLD) {
             return;

@@ -251,11 +251,13 @@ impl SpanReader {
         lock(&self.reading).adjust();
     }
 
-    /// Counts what is not read yet as missed: there will be no later read.
+    /// Counts what is not read yet as missed: there will be no later read. The devices are not kept open any more.
     pub(crate) fn close(&self) {
         self.read(None);
         let left = std::mem::take(&mut *lock(&self.pending));
         left.into_iter().for_each(PendingSpan::miss);
+        let axes = std::mem::take(&mut *lock(&self.reading));
+        drop(axes);
     }
 
     /// Reads the spans of an operator that has stopped, and counts those that are not passed as missed.
