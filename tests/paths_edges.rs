@@ -55,7 +55,7 @@ impl Operator for OnDevice {
     async fn compute(&mut self, ports: &mut SinkPorts<u64>, cx: &mut Cx) -> Result<()> {
         ports.input.take()?;
         let stream = cx.stream()?.clone();
-        let other = Stream::new(stream.device())?;
+        let other = if self.external || self.elsewhere { Stream::new(stream.device())? } else { stream.clone() };
         let mut buffer = Buffer::from_slice(&other, &[0_u32; 4])?;
         if self.external {
             other.completed().await?;
@@ -100,6 +100,22 @@ async fn device_times_are_read_without_paths() {
     drop(numbers);
     running.await.unwrap();
     assert_eq!(runs(), 1);
+}
+
+/// A flow whose report has the device time of every run also has it where an observer looks at it seldom.
+#[tokio::test]
+async fn an_observer_that_rests_leaves_the_report_complete() {
+    const RUNS: u64 = 4500;
+    let device = Device::emulated(Emulated::new());
+    let mut flow = Flow::new("flow");
+    let read = flow.add("read", counting(RUNS));
+    let write = flow.add("write", OnDevice::default()).on(&device);
+    flow.connect(read.output, write.input);
+    flow.set_device_times(true);
+    flow.observe(&Observe::new().every(Duration::MAX));
+    let report = flow.run().await.unwrap();
+    let device_time = report.operator("write").unwrap().device.unwrap();
+    assert_eq!((device_time.runs, device_time.missed), (RUNS, 0));
 }
 
 /// Runs of the workers of one operator, whose device work has gaps, count once each.

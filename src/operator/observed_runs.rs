@@ -62,6 +62,7 @@ impl Watched {
     pub(crate) fn add_report(&mut self, operators: usize) {
         let work = self.work.get_or_insert_with(|| WatchedWork::new(SpanReader::new(), 1, operators));
         work.every = 1;
+        work.reader.reads_before_runs();
     }
 
     /// What is recorded of one operator. `samples`: the messages of its runs begin paths.

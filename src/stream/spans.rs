@@ -133,7 +133,7 @@ pub(crate) struct SpanReader {
     reading: Mutex<Axes>,
     /// Of the hubs' copies: to a device, and to the host.
     copies: [Arc<DeviceTimes>; 2],
-    /// A thread reads now and then.
+    /// A thread reads often enough.
     has_thread: AtomicBool,
     /// All spans are placed on the host's axis and kept.
     keeps: AtomicBool,
@@ -180,6 +180,11 @@ impl SpanReader {
     /// A thread calls [`read`](Self::read) from now on.
     pub(crate) fn has_thread(&self) {
         self.has_thread.store(true, Ordering::Relaxed);
+    }
+
+    /// Operators read before their runs, as if there were no thread: it rests too long for every run to be timed.
+    pub(crate) fn reads_before_runs(&self) {
+        self.has_thread.store(false, Ordering::Relaxed);
     }
 
     /// Called before a run: true if there is room for its spans.
