@@ -46,6 +46,30 @@
 //! path, and where the time goes: [queued, host, device, copy](PathParts). [`Observe::device_times`] times the device work
 //! of those runs; it is placed on the host's axis, on a GPU to some microseconds.
 //!
+//! # Traces
+//!
+//! With [`Observe::record`], a flight recorder keeps the last events of each thread: polls and runs of operators, and the way
+//! of each message. [`Observe::trace`] makes a file for [Perfetto] of them, with device work and how full the hubs
+//! were. Triggers save it when it matters: [`when_slower`](Observe::when_slower), [`when_stalled`](Observe::when_stalled),
+//! [`when_failed`](Observe::when_failed), [`when_blocked`](Observe::when_blocked).
+//!
+//! ```
+//! # use std::time::Duration;
+//! # use wakeline::{observe::Observe, prelude::*};
+//! # fn run(mut flow: Flow) {
+//! let watch = Observe::new()
+//!     .record(65_536)
+//!     .keep(Duration::from_secs(5))
+//!     .when_slower("read > upper > write", Duration::from_millis(20), "slow.pftrace")
+//!     .when_stalled("stalled.pftrace");
+//! flow.observe(&watch);
+//! # }
+//! ```
+//!
+//! The recorder overwrites the oldest events of a thread, and counts those that a trace lacks ([`Trace::lost`]). Its times
+//! are those of the processor's clock, or tokio's where that is paused, and in a simulation; how full the hubs were, and the
+//! memory in use, are then not in the trace.
+//!
 //! # Warnings
 //!
 //! What is probably wrong with a flow is a [`Warning`]: an operator blocks a worker thread of the runtime for a second
@@ -64,6 +88,9 @@
 //!
 //! `WAKELINE_STATUS=2s` in the environment makes every flow of a program print its snapshot every two seconds to the
 //! standard error, and once more at its end, which waits until it is written. Units are `ms`, `s` and `m`.
+//!
+//! `WAKELINE_TRACE=flow.pftrace` records every flow of a program, and saves its last ten seconds at its end: the first that
+//! ends in this file, the next ones in `flow.2.pftrace` and so on.
 //!
 //! # Profilers
 //!
@@ -113,13 +140,15 @@
 //! `wakeline-observer`, looks at it every 10 ms. It takes no more than 1 % of a core: with very many operators it looks
 //! less often. It is no thread of the runtime, and so sees what blocks the runtime's.
 //!
-//! Time is real time, also where tokio's clock is paused and in a simulation; only the times of paths are on tokio's clock.
+//! Time is real time, also where tokio's clock is paused and in a simulation; only the times of paths are on tokio's clock,
+//! and those of [traces](#traces) if it is paused.
 //! A flow is observed from when its operators have started.
 //!
 //! Shares are shares of the samples. A share of 50 % in 1,000 samples, 10 s, is exact to 3 percentage points (two standard
 //! deviations).
 //!
 //! [`metrics`]: https://docs.rs/metrics
+//! [Perfetto]: https://ui.perfetto.dev
 //! [OpenMetrics]: https://github.com/prometheus/OpenMetrics/blob/main/specification/OpenMetrics.md
 
 mod activity;
@@ -311,7 +340,7 @@ impl Observe {
     /// freed when the thread has ended and its events are older than what is [kept](Self::keep).
     ///
     /// An event costs a reading of the processor's clock and about as much again, less than a reading of the system's
-    /// clock. A message has two, and so have each run and each poll of an operator.
+    /// clock. A message has two, and so have each run and each poll of an operator. Chunks are not messages.
     ///
     /// Device work is in the trace where it is timed ([`device_times`](Self::device_times)), which is where a message is
     /// followed ([`paths`](Self::paths)): with `paths(1)` all of it is.
@@ -423,11 +452,13 @@ impl Shared {
     }
 }
 
+type AtEnd = fn(&Snapshot, Option<&Arc<Records>>);
+
 /// The observer of one flow's runs.
 struct FlowRecords {
     observe: Observe,
     /// Called at each end, with the last snapshot.
-    at_end: Option<fn(&Snapshot, Option<&Arc<Records>>)>,
+    at_end: Option<AtEnd>,
 }
 
 impl FlowObserver for FlowRecords {

@@ -34,6 +34,7 @@ pub(super) struct Timeline {
 pub(super) struct TimelineHub {
     pub(super) name: Arc<str>,
     /// In messages.
+    #[allow(dead_code, reason = "for the page")]
     pub(super) capacity: usize,
 }
 

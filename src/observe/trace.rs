@@ -21,9 +21,9 @@ use crate::error::{Error, Result};
 ///
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
 /// # let mut flow = Flow::new("ticks");
-/// # let mut left = 10;
-/// # let ticks = flow.add("ticks", source(async move || { left -= 1; Ok((left > 0).then_some(())) }));
-/// # let count = flow.add("count", sink(async |()| Ok(())));
+/// # let mut ticks = 0..10;
+/// # let ticks = flow.add("ticks", source(move || std::future::ready(Ok(ticks.next()))));
+/// # let count = flow.add("count", sink(async |_: i32| Ok(())));
 /// # flow.connect(ticks.output, count.input);
 /// # let folder = std::env::temp_dir().join(format!("wakeline-trace-{}", std::process::id()));
 /// # std::fs::create_dir_all(&folder)?;

@@ -564,7 +564,9 @@ impl OperatorTask {
         let before = self.poll.doing.load(Ordering::Relaxed);
         self.poll.doing.store(before | doing::IN_POLL, Ordering::Relaxed);
         take_wait();
+        let unwinds = EndPollOnDrop(self);
         let polled = future(&mut Context::from_waker(&probe.waker));
+        std::mem::forget(unwinds);
         let polls = (before & !(doing::WAITED | doing::IN_POLL)).wrapping_add(doing::POLL);
         self.poll.doing.store(polls | take_wait() as u32, Ordering::Relaxed);
         let says = !self.poll.waits.is_noted() || self.end_wait(polled.is_pending(), probe);
@@ -595,6 +597,15 @@ impl OperatorTask {
                 probe.renew();
             }
         }
+    }
+}
+
+/// Dropped only if the poll panics: a trace has an end for each poll.
+struct EndPollOnDrop<'a>(&'a OperatorTask);
+
+impl Drop for EndPollOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.traced.get().into_iter().for_each(TracedOperator::poll_ends);
     }
 }
 

@@ -120,7 +120,7 @@ pub(crate) struct KeptSpan {
 }
 
 /// The last spans that were read, and how many were forgotten.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct KeptSpans {
     pub(crate) spans: VecDeque<KeptSpan>,
     pub(crate) forgotten: u64,

@@ -12,7 +12,7 @@
 //! The model-checked protocols use nothing else of the crate: `stream/completion.rs`, `stream/watch.rs`,
 //! `hub/queue.rs`, `hub/end_waker.rs`, `hub/when_full.rs`, `hub/free_list.rs`, `flow/blank_queue.rs`, `memory/wait_queue.rs`,
 //! `memory/use_lock.rs`, `condition/watch.rs`, `operator/idle.rs`,
-//! `operator/watchers.rs`, `device/emulated/simulation/wakeup.rs`. The model checks in `tests/loom` include those files
+//! `operator/watchers.rs`, `observe/ring.rs`, `device/emulated/simulation/wakeup.rs`. The model checks in `tests/loom` include those files
 //! and [`wakes`] unmodified, next to a module of this name with loom's primitives.
 
 use crate::mutants::{self, Mutant};
