@@ -46,7 +46,8 @@ impl Histogram {
         Duration::from_nanos(self.max)
     }
 
-    /// The smallest duration that so much of all, between 0 and 1, do not exceed: at most 6.25 % too high.
+    /// The smallest duration that so much of all, between 0 and 1, do not exceed: at most 6.25 % too high, and above five
+    /// hours the maximum.
     pub(super) fn percentile(&self, share: f64) -> Duration {
         let rank = ((share * self.total as f64).ceil() as u64).clamp(1, self.total.max(1));
         let mut seen = 0;
@@ -69,8 +70,11 @@ fn bucket(nanos: u64) -> usize {
     octave * WIDTH + (nanos >> octave) as usize
 }
 
-/// The highest value of a bucket.
+/// The highest value of a bucket; the last one has no bound.
 fn highest(bucket: usize) -> u64 {
+    if bucket == BUCKETS - 1 {
+        return u64::MAX;
+    }
     if bucket < 2 * WIDTH {
         return bucket as u64;
     }
@@ -92,6 +96,13 @@ mod tests {
             assert_eq!(bucket(highest(at) + 1), at + 1);
         }
         assert_eq!(bucket(u64::MAX), BUCKETS - 1);
+    }
+
+    #[test]
+    fn more_than_five_hours_is_the_maximum() {
+        let mut histogram = Histogram::default();
+        [20, 30].iter().for_each(|hours| histogram.add(Duration::from_secs(hours * 3600)));
+        assert_eq!(histogram.percentile(0.5), Duration::from_secs(30 * 3600));
     }
 
     proptest! {
