@@ -30,7 +30,7 @@ use self::{
     arrows::Arrows,
     lanes::Lanes,
     operators::{Instant, OperatorTracks, survey},
-    packets::{BYTES, COUNT, Interned, Note, TraceWriter, TrackKind},
+    packets::{Interned, Note, TraceWriter, TrackKind},
     threads::ThreadTracks,
 };
 use super::timeline::{Counter, Timeline, TimelineEvent};
@@ -42,8 +42,7 @@ mod name {
     pub(super) const SENT: u64 = 2;
     pub(super) const TAKEN: u64 = 3;
     pub(super) const STALLED: u64 = 4;
-    pub(super) const COPY: u64 = 5;
-    /// The number of the first operator's name.
+    /// The number of the first operator's name; the streams' follow.
     pub(super) const OPERATORS: u64 = 8;
 
     pub(super) const RUN_CATEGORY: u64 = 1;
@@ -103,9 +102,14 @@ impl Sheet<'_> {
     }
 }
 
-/// The interned name of an operator; outside of one, device work is a hub's copy.
-fn operator_name(timeline: &Timeline, operator: u32) -> u64 {
-    if (operator as usize) < timeline.operators.len() { name::OPERATORS + u64::from(operator) } else { name::COPY }
+/// The interned name of an operator.
+fn operator_name(operator: u32) -> u64 {
+    name::OPERATORS + u64::from(operator)
+}
+
+/// The interned name of a stream's work that is of no single operator: a section's, or a hub's copies.
+fn stream_name(timeline: &Timeline, stream: u32) -> u64 {
+    name::OPERATORS + timeline.operators.len() as u64 + u64::from(stream)
 }
 
 /// A hub as a note.
@@ -115,15 +119,17 @@ fn hub_note(timeline: &Timeline, hub: u32) -> Note {
 
 fn names(timeline: &Timeline) -> impl Iterator<Item = (Interned, u64, &str)> {
     let categories = ["run", "poll", "message", "device", "flow"];
-    let events = ["poll", "sent", "taken", "stalled", "copy"];
+    let events = ["poll", "sent", "taken", "stalled"];
     let annotations = ["run", "message", "hub", "thread"];
     let operators = timeline.operators.iter().map(|name| &**name);
+    // Without the device.
+    let streams = timeline.streams.iter().map(|name| name.split_once(' ').map_or(&**name, |(_, work)| work));
     let hubs = timeline.hubs.iter().map(|hub| &*hub.name);
     let threads = timeline.threads.iter().map(|name| &**name);
     let list = |list, first: u64| move |(at, name)| (list, first + at as u64, name);
     let categories = categories.into_iter().enumerate().map(list(Interned::Category, 1));
     let events = events.into_iter().enumerate().map(list(Interned::EventName, 1));
-    let operators = operators.enumerate().map(list(Interned::EventName, name::OPERATORS));
+    let operators = operators.chain(streams).enumerate().map(list(Interned::EventName, name::OPERATORS));
     let annotations = annotations.into_iter().enumerate().map(list(Interned::AnnotationName, 1));
     let texts = hubs.chain(threads).enumerate().map(list(Interned::AnnotationText, 1));
     categories.chain(events).chain(operators).chain(annotations).chain(texts)
@@ -235,7 +241,9 @@ fn encode_device(sheet: &mut Sheet<'_>) {
         let rank = sheet.ranks().streams + u64::from(slice.stream);
         let track = lanes.free_at(began, ended, || sheet.slices(stream, rank));
         let notes = [(name::RUN_NUMBER, Note::Number(slice.run))];
-        sheet.writer.begin(began, track, operator_name(timeline, slice.operator), name::DEVICE_CATEGORY, &notes);
+        let of_operator = (slice.operator as usize) < timeline.operators.len();
+        let name = if of_operator { operator_name(slice.operator) } else { stream_name(timeline, slice.stream) };
+        sheet.writer.begin(began, track, name, name::DEVICE_CATEGORY, &notes);
         sheet.writer.end(ended, track);
     }
 }
@@ -243,32 +251,39 @@ fn encode_device(sheet: &mut Sheet<'_>) {
 /// Writes the samples that differ from the one before.
 fn encode_counters(sheet: &mut Sheet<'_>) {
     let timeline = sheet.timeline;
-    let ranks = sheet.ranks();
     let mut hubs = vec![None; timeline.hubs.len()];
     let mut devices = vec![None; timeline.devices.len()];
     for sample in &timeline.counters {
-        let (last, text, rank, kind) = match sample.counter {
-            Counter::HubFill(hub) => {
-                let Some((last, of)) = hubs.get_mut(hub as usize).zip(timeline.hubs.get(hub as usize)) else {
-                    continue;
-                };
-                let kind = TrackKind::Counter { unit: COUNT, unit_name: Some("messages") };
-                (last, format!("queue of {}", of.name), ranks.hubs + u64::from(hub), kind)
-            }
-            Counter::Memory(device) => {
-                let device = device as usize;
-                let Some((last, of)) = devices.get_mut(device).zip(timeline.devices.get(device)) else { continue };
-                let kind = TrackKind::Counter { unit: BYTES, unit_name: None };
-                (last, format!("memory of {of}"), ranks.devices + device as u64, kind)
-            }
+        let last = match sample.counter {
+            Counter::HubFill(hub) => hubs.get_mut(hub as usize),
+            Counter::Memory(device) => devices.get_mut(device as usize),
         };
-        let at = sample.at.clamp(timeline.from, timeline.to.max(timeline.from));
+        let Some(last) = last else { continue };
         let track = match *last {
             Some((_, value)) if value == sample.value => continue,
             Some((track, _)) => track,
-            None => sheet.writer.track(&text, sheet.process, rank, kind),
+            None => counter_track(sheet, sample.counter),
         };
         *last = Some((track, sample.value));
+        let at = sample.at.clamp(timeline.from, timeline.to.max(timeline.from));
         sheet.writer.count(at, track, sample.value);
+    }
+}
+
+fn counter_track(sheet: &mut Sheet<'_>, counter: Counter) -> u64 {
+    let Timeline { hubs, devices, .. } = sheet.timeline;
+    let ranks = sheet.ranks();
+    match counter {
+        Counter::HubFill(hub) => {
+            let known = hubs.get(hub as usize);
+            let (name, capacity) = known.map_or(("", 0), |hub| (&*hub.name, hub.capacity));
+            let kind = TrackKind::Messages { description: &format!("{capacity} messages fit in the queue") };
+            sheet.writer.track(&format!("queue of {name}"), sheet.process, ranks.hubs + u64::from(hub), kind)
+        }
+        Counter::Memory(device) => {
+            let name = devices.get(device as usize).map_or("", |name| name);
+            let rank = ranks.devices + u64::from(device);
+            sheet.writer.track(&format!("memory of {name}"), sheet.process, rank, TrackKind::Bytes)
+        }
     }
 }

@@ -129,7 +129,7 @@ impl OperatorTracks {
         let (track, open) = &mut self.runs[free];
         *open = Some(run);
         let notes = [(name::RUN_NUMBER, Note::Number(run))];
-        sheet.writer.begin(at, *track, operator_name(sheet.timeline, operator), name::RUN_CATEGORY, &notes);
+        sheet.writer.begin(at, *track, operator_name(operator), name::RUN_CATEGORY, &notes);
         self.resume(poll, at);
     }
 

@@ -49,14 +49,21 @@ pub(super) enum Interned {
 
 /// What a track shows.
 pub(super) enum TrackKind<'a> {
-    Process { pid: u64 },
+    Process {
+        pid: u64,
+    },
     Slices,
-    Counter { unit: u64, unit_name: Option<&'a str> },
+    /// A counter of messages.
+    Messages {
+        description: &'a str,
+    },
+    /// A counter of bytes.
+    Bytes,
 }
 
 /// Values of `CounterDescriptor.unit`.
-pub(super) const COUNT: u64 = 2;
-pub(super) const BYTES: u64 = 3;
+const COUNT: u64 = 2;
+const SIZE_BYTES: u64 = 3;
 
 /// An end of an arrow.
 #[derive(Clone, Copy)]
@@ -127,10 +134,14 @@ impl<'a> TraceWriter<'a> {
                         varint(out, 11, 3);
                     }
                     TrackKind::Slices => {}
-                    TrackKind::Counter { unit, unit_name } => nested(out, 8, |out| {
-                        varint(out, 3, unit);
-                        unit_name.into_iter().for_each(|name| string(out, 6, name));
-                    }),
+                    TrackKind::Messages { description } => {
+                        nested(out, 8, |out| {
+                            varint(out, 3, COUNT);
+                            string(out, 6, "messages");
+                        });
+                        string(out, 14, description);
+                    }
+                    TrackKind::Bytes => nested(out, 8, |out| varint(out, 3, SIZE_BYTES)),
                 }
             });
         });

@@ -198,7 +198,10 @@ fn copies_that_overlap_are_on_tracks_of_one_name() {
         .map(|(began, ended)| TimelineSlice { stream: 1, operator: OUTSIDE, run: 1, began, ended })
         .to_vec();
     let trace = trace(&[timeline]);
-    assert_eq!(drawn(&trace, "cuda:0 copies to device"), ["copy 20..40", "copy 30..50", "copy 40..60"]);
+    assert_eq!(
+        drawn(&trace, "cuda:0 copies to device"),
+        ["copies to device 20..40", "copies to device 30..50", "copies to device 40..60"]
+    );
     let tracks: Vec<_> = trace.slices.iter().map(|slice| slice.track_number).collect();
     assert_eq!((tracks[0], tracks[0] != tracks[1]), (tracks[2], true));
 }

@@ -34,7 +34,7 @@ impl ThreadTracks {
         let rank = sheet.ranks().threads + u64::from(thread);
         let track = *track.get_or_insert_with(|| sheet.slices(name, rank));
         polls.push(operator);
-        sheet.writer.begin(at, track, operator_name(sheet.timeline, operator), name::POLL_CATEGORY, &[]);
+        sheet.writer.begin(at, track, operator_name(operator), name::POLL_CATEGORY, &[]);
     }
 
     /// Ends the poll of that operator, and those in it whose ends are missing.
