@@ -1,10 +1,11 @@
 //! Timelines as a trace in [Perfetto]'s format, of protobuf packets, for <https://ui.perfetto.dev>.
 //!
-//! A flow is a process. Its tracks, from top to bottom:
+//! The tracks of a flow are below one of its name, in this order:
 //!
 //! | track | on it |
 //! |---|---|
-//! | `flow` | stalls, failures, and how many events were lost |
+//! | the flow | stalls, failures, and how many events were lost |
+//! | `outside` | messages that are sent from outside the flow |
 //! | each operator | its runs, in each the polls of its task, in those the messages taken and sent |
 //! | of an operator with overlapping runs | its runs, in as many rows as overlap; polls and messages on a track for each thread |
 //! | each thread | polls, by the operator's name |
@@ -14,6 +15,8 @@
 //! An arrow leads from where a message was sent to where it was first taken.
 //!
 //! What began before [`Timeline::from`] or ended after [`Timeline::to`] is clipped there, so that slices always nest.
+//!
+//! A flow is no process in Perfetto's sense: in its user interface, tracks of a process are sorted by name.
 //!
 //! [Perfetto]: https://perfetto.dev/docs/reference/synthetic-track-event
 
@@ -70,8 +73,8 @@ struct Sheet<'a> {
     timeline: &'a Timeline,
     /// The flow's number, from one.
     flow: u64,
-    /// The track of the process.
-    process: u64,
+    /// The flow's own track, which all others are below.
+    root: u64,
     writer: TraceWriter<'a>,
 }
 
@@ -92,7 +95,7 @@ impl Sheet<'_> {
     }
 
     fn slices(&mut self, name: &str, rank: u64) -> u64 {
-        self.writer.track(name, self.process, rank, TrackKind::Slices)
+        self.writer.track(name, self.root, rank, TrackKind::Slices)
     }
 
     fn thread(&self, thread: u32) -> Note {
@@ -137,20 +140,19 @@ fn names(timeline: &Timeline) -> impl Iterator<Item = (Interned, u64, &str)> {
 
 fn encode_flow(timeline: &Timeline, flow: u64, mut writer: TraceWriter<'_>) {
     writer.names(names(timeline));
-    let process = writer.track(&timeline.flow, 0, 0, TrackKind::Process { pid: flow });
-    let mut sheet = Sheet { timeline, flow, process, writer };
-    let track = sheet.slices("flow", 0);
+    let root = writer.track(&timeline.flow, 0, 0, TrackKind::Root);
+    let mut sheet = Sheet { timeline, flow, root, writer };
     sheet.writer.metadata(&format!("lost events of flow `{}`", timeline.flow), timeline.lost);
     if timeline.lost > 0 {
         let text = format!("{} events lost", timeline.lost);
-        sheet.writer.named_instant(timeline.from, track, &text, name::FLOW_CATEGORY);
+        sheet.writer.named_instant(timeline.from, root, &text, name::FLOW_CATEGORY);
     }
-    encode_events(&mut sheet, track);
+    encode_events(&mut sheet);
     encode_device(&mut sheet);
     encode_counters(&mut sheet);
 }
 
-fn encode_events(sheet: &mut Sheet<'_>, flow_track: u64) {
+fn encode_events(sheet: &mut Sheet<'_>) {
     let timeline = sheet.timeline;
     let (from, to) = (timeline.from, timeline.to.max(timeline.from));
     let surveys = survey(timeline);
@@ -187,14 +189,14 @@ fn encode_events(sheet: &mut Sheet<'_>, flow_track: u64) {
                 message(sheet, operator, thread, instant);
             }
             TraceEvent::Stalled => {
-                sheet.writer.instant(now, flow_track, name::STALLED, name::FLOW_CATEGORY, None, &[]);
+                sheet.writer.instant(now, sheet.root, name::STALLED, name::FLOW_CATEGORY, None, &[]);
             }
             TraceEvent::Failed { operator } => {
                 let text = match timeline.operators.get(operator as usize) {
                     Some(name) => format!("failed: `{name}`"),
                     None => "failed".to_owned(),
                 };
-                sheet.writer.named_instant(now, flow_track, &text, name::FLOW_CATEGORY);
+                sheet.writer.named_instant(now, sheet.root, &text, name::FLOW_CATEGORY);
             }
             TraceEvent::RunBegan { operator, run } => {
                 if let Some(tracks) = operators.get_mut(operator as usize) {
@@ -278,12 +280,12 @@ fn counter_track(sheet: &mut Sheet<'_>, counter: Counter) -> u64 {
             let known = hubs.get(hub as usize);
             let (name, capacity) = known.map_or(("", 0), |hub| (&*hub.name, hub.capacity));
             let kind = TrackKind::Messages { description: &format!("{capacity} messages fit in the queue") };
-            sheet.writer.track(&format!("queue of {name}"), sheet.process, ranks.hubs + u64::from(hub), kind)
+            sheet.writer.track(&format!("queue of {name}"), sheet.root, ranks.hubs + u64::from(hub), kind)
         }
         Counter::Memory(device) => {
             let name = devices.get(device as usize).map_or("", |name| name);
             let rank = ranks.devices + u64::from(device);
-            sheet.writer.track(&format!("memory of {name}"), sheet.process, rank, TrackKind::Bytes)
+            sheet.writer.track(&format!("memory of {name}"), sheet.root, rank, TrackKind::Bytes)
         }
     }
 }

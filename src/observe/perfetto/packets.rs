@@ -49,9 +49,8 @@ pub(super) enum Interned {
 
 /// What a track shows.
 pub(super) enum TrackKind<'a> {
-    Process {
-        pid: u64,
-    },
+    /// Instants, and below it other tracks in the order of their ranks.
+    Root,
     Slices,
     /// A counter of messages.
     Messages {
@@ -60,6 +59,9 @@ pub(super) enum TrackKind<'a> {
     /// A counter of bytes.
     Bytes,
 }
+
+/// A value of `TrackDescriptor.child_ordering`.
+const CHILDREN_BY_RANK: u64 = 3;
 
 /// Values of `CounterDescriptor.unit`.
 const COUNT: u64 = 2;
@@ -125,14 +127,7 @@ impl<'a> TraceWriter<'a> {
                     varint(out, 12, rank);
                 }
                 match kind {
-                    TrackKind::Process { pid } => {
-                        nested(out, 3, |out| {
-                            varint(out, 1, pid);
-                            string(out, 6, name);
-                        });
-                        // Its tracks are in the order of their ranks.
-                        varint(out, 11, 3);
-                    }
+                    TrackKind::Root => varint(out, 11, CHILDREN_BY_RANK),
                     TrackKind::Slices => {}
                     TrackKind::Messages { description } => {
                         nested(out, 8, |out| {

@@ -211,12 +211,12 @@ fn stalls_failures_and_lost_events_are_on_the_flows_own_track() {
     let events = vec![(20, 0, TraceEvent::Stalled), (30, 0, TraceEvent::Failed { operator: UPPER })];
     let timeline = Timeline { lost: 12, ..timeline(10, 90, events) };
     let trace = trace(&[timeline]);
-    assert_eq!(drawn(&trace, "flow"), ["12 events lost 10..10", "stalled 20..20", "failed: `upper` 30..30"]);
+    assert_eq!(drawn(&trace, "shout"), ["12 events lost 10..10", "stalled 20..20", "failed: `upper` 30..30"]);
     assert_eq!(trace.metadata, [("lost events of flow `shout`".to_owned(), 12)]);
 }
 
 #[test]
-fn flows_side_by_side_are_processes() {
+fn flows_stand_side_by_side() {
     let events = |at| {
         vec![
             (at, 0, TraceEvent::Sent { operator: READ, hub: 0, message: 1 }),
@@ -225,10 +225,10 @@ fn flows_side_by_side_are_processes() {
     };
     let second = Timeline { flow: Arc::from("whisper"), ..timeline(10, 90, events(21)) };
     let trace = trace(&[timeline(10, 90, events(20)), second]);
-    assert_eq!(trace.processes, ["shout", "whisper"]);
-    let arrows = trace.arrows.iter().map(|(tail, head)| [*tail, *head].map(|end| &*trace.slices[end].process));
+    assert_eq!(trace.flows, ["shout", "whisper"]);
+    let arrows = trace.arrows.iter().map(|(tail, head)| [*tail, *head].map(|end| &*trace.slices[end].flow));
     assert_eq!(arrows.collect::<Vec<_>>(), [["shout"; 2], ["whisper"; 2]]);
-    assert!(decode(&[]).processes.is_empty());
+    assert!(decode(&[]).flows.is_empty());
 }
 
 /// Events of all kinds, in the order of their times; also such as cannot come from one flow.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 #[derive(Debug, Default)]
 pub(super) struct Trace {
-    pub(super) processes: Vec<String>,
+    pub(super) flows: Vec<String>,
     /// By begin; an instant has no length.
     pub(super) slices: Vec<Slice>,
     /// Indices of the slices that an arrow connects.
@@ -16,7 +16,7 @@ pub(super) struct Trace {
 
 #[derive(Debug, PartialEq)]
 pub(super) struct Slice {
-    pub(super) process: String,
+    pub(super) flow: String,
     pub(super) track: String,
     pub(super) track_number: u64,
     pub(super) depth: usize,
@@ -29,7 +29,7 @@ pub(super) struct Slice {
 
 struct Track {
     name: String,
-    process: String,
+    flow: String,
     /// Indices of slices.
     open: Vec<usize>,
 }
@@ -136,10 +136,10 @@ pub(super) fn decode(trace: &[u8]) -> Trace {
 fn describe(descriptor: &[(u64, Field<'_>)], tracks: &mut HashMap<u64, Track>, trace: &mut Trace) {
     let number = find(descriptor, 1).unwrap().number();
     let mut name = find(descriptor, 2).unwrap().text();
-    let process = match find(descriptor, 5) {
+    let flow = match find(descriptor, 5) {
         Some(parent) => tracks[&parent.number()].name.clone(),
         None => {
-            trace.processes.push(name.clone());
+            trace.flows.push(name.clone());
             name.clone()
         }
     };
@@ -148,7 +148,7 @@ fn describe(descriptor: &[(u64, Field<'_>)], tracks: &mut HashMap<u64, Track>, t
         let unit = find(&counter, 6).map_or("bytes".to_owned(), Field::text);
         name = format!("{name} [{unit}]");
     }
-    assert!(tracks.insert(number, Track { name, process, open: Vec::new() }).is_none());
+    assert!(tracks.insert(number, Track { name, flow, open: Vec::new() }).is_none());
 }
 
 fn read_event(
@@ -178,7 +178,7 @@ fn read_event(
             });
             let index = trace.slices.len();
             trace.slices.push(Slice {
-                process: track.process.clone(),
+                flow: track.flow.clone(),
                 track: track.name.clone(),
                 track_number,
                 depth: track.open.len(),
