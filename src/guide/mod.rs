@@ -18,6 +18,7 @@
 //! | [`graphs`] | CUDA graphs: captured, built, replayed sections |
 //! | [`errors`] | what fails, how it is reported, how to react |
 //! | [`testing`] | one operator alone, the emulated device, the race checker, seeds, faults |
+//! | [`observing`] | traces of the last seconds in Perfetto: record, open, read, triggers |
 //! | [`performance`] | how quick it is, against what, and where to look first |
 //! | [`several_gpus`] | several devices in one flow |
 //! | [`existing_code`] | cuBLAS, cuDNN, cuFFT, cudarc and candle beside wakeline |
@@ -61,6 +62,8 @@ pub mod loops {}
 pub mod memory {}
 #[doc = include_str!("messages.md")]
 pub mod messages {}
+#[doc = include_str!("observing.md")]
+pub mod observing {}
 #[doc = include_str!("performance.md")]
 pub mod performance {}
 #[doc = include_str!("services.md")]

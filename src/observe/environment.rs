@@ -50,8 +50,8 @@ static FILE: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
 /// Observes all flows of the process.
 static ALL: LazyLock<Observe> = LazyLock::new(Observe::new);
 
-/// Records all flows of the process.
-static RECORDED: LazyLock<Observe> = LazyLock::new(|| Observe::new().record(super::RECORDED));
+/// Records all flows of the process, with all of their device work.
+static RECORDED: LazyLock<Observe> = LazyLock::new(|| Observe::new().paths(1).record(super::RECORDED));
 
 /// The observers of a flow that begins.
 pub(crate) fn from_environment() -> impl Iterator<Item = Arc<dyn FlowObserver>> {

@@ -77,10 +77,12 @@ pub(super) struct FlowSink {
 
 /// The events of a flow in a window.
 pub(super) struct FlightEvents {
+    /// From when all events are known: not before the first one of a ring that was overwritten in the window.
+    pub(super) from: u64,
     pub(super) threads: Vec<String>,
     /// Sorted by time.
     pub(super) events: Vec<TimelineEvent>,
-    /// Events of the window that were overwritten, of any flow, or had no ring.
+    /// Events of the window that were overwritten, of any flow, or had no ring; and those before `from`.
     pub(super) lost: u64,
 }
 
@@ -198,14 +200,17 @@ impl FlightRecorder {
             .iter()
             .map(|thread| (thread.name.clone(), thread.ring.clone(), thread.written_until(from)))
             .collect();
-        let mut found =
-            FlightEvents { threads: Vec::new(), events: Vec::new(), lost: self.homeless.load(Ordering::Relaxed) };
+        let lost = self.homeless.load(Ordering::Relaxed);
+        let mut found = FlightEvents { from, threads: Vec::new(), events: Vec::new(), lost };
         let mut entries = Vec::new();
         for (name, ring, before) in rings {
             entries.clear();
             let copy = ring.copy(0, &mut entries);
-            if entries.first().is_none_or(|[at, ..]| axis.nanos(*at) > from) {
-                found.lost += copy.first.saturating_sub(before);
+            let first = entries.first().map_or(u64::MAX, |[at, ..]| axis.nanos(*at));
+            let overwritten = copy.first.saturating_sub(before);
+            if first > from && overwritten > 0 {
+                found.lost += overwritten;
+                found.from = found.from.max(first.min(to));
             }
             let thread = found.threads.len() as u32;
             let events =
@@ -222,6 +227,9 @@ impl FlightRecorder {
             }
         }
         found.events.sort_by_key(|event| event.at);
+        let unknown = found.events.partition_point(|event| event.at < found.from);
+        found.events.drain(..unknown);
+        found.lost += unknown as u64;
         found
     }
 }

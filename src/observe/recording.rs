@@ -30,6 +30,7 @@ pub(super) struct Recording {
     hubs: Vec<TimelineHub>,
     /// The writer and the reader of each hub.
     ends: Vec<(u32, u32)>,
+    began: u64,
     /// Each device once, without the host.
     devices: Vec<Device>,
     tracks: Vec<DeviceTrack>,
@@ -64,6 +65,7 @@ impl Recording {
     /// `None` if the recorder does not trace the flow. Its hubs exist.
     pub(super) fn begin(control: &Control, sink: Arc<FlowSink>) -> Option<Self> {
         let points = control.traced()?.clone();
+        let began = points.clock().host_now();
         let hubs = control.hubs();
         let number = |operator: usize| u32::try_from(operator).unwrap_or(OUTSIDE);
         let mut devices: Vec<Device> = Vec::new();
@@ -84,6 +86,7 @@ impl Recording {
                 .map(|hub| TimelineHub { name: hub.state.name().clone(), capacity: hub.state.fill().capacity })
                 .collect(),
             ends: hubs.all.iter().map(|hub| (number(hub.from), number(hub.to))).collect(),
+            began,
             tracks: tracks(control, &devices),
             devices,
             reader: Mutex::new(reader),
@@ -147,12 +150,22 @@ impl Recording {
             let all = recorder.events(&self.sink, &axis, (0, u64::MAX), &self.ends);
             to = all.events.last().map_or(to, |event| event.at);
         }
-        let from = to.saturating_sub(nanos(window));
-        let events = recorder.events(&self.sink, &axis, (from, to), &self.ends);
+        let asked = to.saturating_sub(nanos(window));
+        let events = recorder.events(&self.sink, &axis, (asked, to), &self.ends);
+        let mut from = events.from;
         let mut lost = events.lost;
         let (device, forgotten) = self.slices(from, to);
         lost += forgotten;
         let counters = lock(&self.counters);
+        if from <= self.began {
+            // The flow began in the window.
+            let firsts = [
+                events.events.first().map(|event| event.at),
+                device.first().map(|slice| slice.began),
+                counters.samples.front().map(|sample| sample.at),
+            ];
+            from = firsts.into_iter().flatten().fold(to, u64::min).max(from);
+        }
         // Before the window, the last value of each counter.
         let first = counters.samples.partition_point(|sample| sample.at < from);
         let mut before = vec![None; self.hubs.len() + self.devices.len()];

@@ -28,9 +28,9 @@ none("slices of one row overlap", `
   select * from (select *, lead(ts) over (partition by track_id order by ts, id) as next from slice where depth = 0)
   where ts + dur > next`);
 
-// Slices and instants with their notes. An operator with overlapping runs has its messages on tracks `OPERATOR on THREAD`.
+// Slices and instants with their notes. An operator with overlapping runs has its messages on tracks `OPERATOR on thread N`.
 query(`create perfetto table noted as
-  select slice.id, slice.name, category, ts, track.parent_id as flow, substr(track.name, 1, instr(track.name || ' on ', ' on ') - 1) as operator,
+  select slice.id, slice.name, category, ts, track.parent_id as flow, substr(track.name, 1, instr(track.name || ' on thread ', ' on thread ') - 1) as operator,
     max(iif(key = 'debug.hub', string_value, null)) as hub, max(iif(key = 'debug.message', int_value, null)) as message,
     max(iif(key = 'debug.run', int_value, null)) as run
   from slice join track on slice.track_id = track.id join args using (arg_set_id) group by slice.id`);

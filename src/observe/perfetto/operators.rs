@@ -192,10 +192,8 @@ impl OperatorTracks {
         if let Some(known) = self.polls.iter().position(|(of, ..)| *of == thread) {
             return known;
         }
-        let Timeline { operators, threads, .. } = sheet.timeline;
-        let operator_name = operators.get(operator as usize).map_or("", |name| name);
-        let thread_name = threads.get(thread as usize).map_or("", |name| name);
-        let track = sheet.slices(&format!("{operator_name} on {thread_name}"), rank(operator));
+        let name = sheet.timeline.operators.get(operator as usize).map_or("", |name| name);
+        let track = sheet.slices(&format!("{name} on thread {}", u64::from(thread) + 1), rank(operator));
         self.polls.push((thread, track, false));
         self.polls.len() - 1
     }

@@ -26,7 +26,7 @@ fn timeline(from: u64, to: u64, events: Vec<(u64, u32, TraceEvent)>) -> Timeline
         to,
         operators: ["read", "upper", "write"].map(Arc::from).to_vec(),
         hubs: vec![hub("read.output -> upper.input"), hub("upper.output -> write.input")],
-        threads: vec!["worker 1".into(), "worker 2".into()],
+        threads: vec!["worker".into(), "worker".into()],
         streams: vec!["cuda:0 upper".into(), "cuda:0 copies to device".into()],
         devices: vec![Arc::from("cuda:0")],
         events,
@@ -79,8 +79,8 @@ fn polls_nest_in_runs_and_messages_in_polls() {
             "poll 36..37",
         ]
     );
-    assert_eq!(drawn(&trace, "worker 1"), ["upper 20..25"]);
-    assert_eq!(drawn(&trace, "worker 2"), ["upper 30..37"]);
+    assert_eq!(drawn(&trace, "thread 1: worker"), ["upper 20..25"]);
+    assert_eq!(drawn(&trace, "thread 2: worker"), ["upper 30..37"]);
     let run = trace.slices.iter().find(|slice| slice.category == "run").unwrap();
     assert_eq!(run.notes["run"], "3");
     let taken = trace.slices.iter().find(|slice| slice.name == "taken").unwrap();
@@ -107,8 +107,8 @@ fn what_begins_before_or_ends_after_the_timeline_is_clipped() {
     let trace = trace(&[timeline]);
     assert_eq!(drawn(&trace, "read"), ["poll 100..110", "read 150..200", "  poll 160..200"]);
     assert_eq!(drawn(&trace, "upper"), ["upper 100..130", "  poll 100..120"]);
-    assert_eq!(drawn(&trace, "worker 1"), ["read 100..110", "read 160..200"]);
-    assert_eq!(drawn(&trace, "worker 2"), ["upper 100..120"]);
+    assert_eq!(drawn(&trace, "thread 1: worker"), ["read 100..110", "read 160..200"]);
+    assert_eq!(drawn(&trace, "thread 2: worker"), ["upper 100..120"]);
     assert_eq!(drawn(&trace, "cuda:0 upper"), ["upper 100..110", "upper 150..200"]);
 }
 
@@ -133,8 +133,8 @@ fn overlapping_runs_are_on_tracks_of_one_name_and_their_polls_on_one_for_each_th
     let (first, second) = (runs[0].0, runs[1].0);
     assert_ne!(first, second);
     assert_eq!(runs, [(first, "1"), (second, "2"), (first, "3")]);
-    assert_eq!(drawn(&trace, "upper on worker 1"), ["poll 20..40"]);
-    assert_eq!(drawn(&trace, "upper on worker 2"), ["poll 30..60", "  sent 35..35"]);
+    assert_eq!(drawn(&trace, "upper on thread 1"), ["poll 20..40"]);
+    assert_eq!(drawn(&trace, "upper on thread 2"), ["poll 30..60", "  sent 35..35"]);
 }
 
 #[test]

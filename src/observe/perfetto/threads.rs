@@ -32,7 +32,8 @@ impl ThreadTracks {
         let of = timeline.threads.get(thread as usize).zip(self.0.get_mut(thread as usize));
         let Some((name, ThreadTrack { track, polls })) = of else { return };
         let rank = sheet.ranks().threads + u64::from(thread);
-        let track = *track.get_or_insert_with(|| sheet.slices(name, rank));
+        let track =
+            *track.get_or_insert_with(|| sheet.slices(&format!("thread {}: {name}", u64::from(thread) + 1), rank));
         polls.push(operator);
         sheet.writer.begin(at, track, operator_name(operator), name::POLL_CATEGORY, &[]);
     }
