@@ -63,7 +63,7 @@ async fn a_trace_shows_what_the_flow_did() {
     let trace = watch.trace(Duration::from_secs(3600)).unwrap();
     assert_eq!(trace.lost(), 0);
     let Some(folder) = std::env::var_os("WAKELINE_TRACES").map(PathBuf::from) else { return };
-    let runs: BTreeMap<_, _> = report.operators.iter().map(|operator| (&operator.name, operator.runs)).collect();
+    let runs: BTreeMap<_, _> = report.operators.iter().map(|operator| (&*operator.name, operator.runs)).collect();
     let expected = json!({
         "runs": runs,
         "arrows": {

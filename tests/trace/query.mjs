@@ -30,21 +30,21 @@ none("slices of one row overlap", `
 
 // Slices and instants with their notes. An operator with overlapping runs has its messages on tracks `OPERATOR on thread N`.
 query(`create perfetto table noted as
-  select slice.id, slice.name, category, ts, track.parent_id as flow, substr(track.name, 1, instr(track.name || ' on thread ', ' on thread ') - 1) as operator,
+  select slice.id, slice.name, category, ts, track_id, track.parent_id as flow, substr(track.name, 1, instr(track.name || ' on thread ', ' on thread ') - 1) as operator,
     max(iif(key = 'debug.hub', string_value, null)) as hub, max(iif(key = 'debug.message', int_value, null)) as message,
     max(iif(key = 'debug.run', int_value, null)) as run
   from slice join track on slice.track_id = track.id join args using (arg_set_id) group by slice.id`);
 query("create perfetto table message as select * from noted where category = 'message'");
+// The head of an arrow is the run that took the message, or, where that is not known, the instant when it was taken.
 query(`create perfetto table arrow as
-  select tail.operator || ' -> ' || head.operator as name, tail.name as tail_kind, head.name as head_kind,
-    tail.flow as flow, tail.hub as hub, tail.message as message, tail.ts as sent, head.ts as taken,
-    tail.flow = head.flow and tail.hub = head.hub and tail.message = head.message as same
-  from flow as arrow join message tail on slice_out = tail.id join message head on slice_in = head.id`);
-none("an arrow does not connect two messages", `
-  select * from flow where slice_out not in (select id from message) or slice_in not in (select id from message)`);
-none("an arrow connects two messages", "select * from arrow where not same or tail_kind <> 'sent' or head_kind <> 'taken'");
-none("an arrow leads backwards", "select * from arrow where sent > taken");
-none("a message has two arrows", "select * from arrow group by flow, hub, message having count() > 1");
+  select flow.id, tail.operator || ' -> ' || head.operator as name, tail.flow as root, tail.hub as hub, tail.message as message
+  from flow join message tail on slice_out = tail.id join slice on slice_in = slice.id
+    join message head on head.flow = tail.flow and head.hub = tail.hub and head.message = tail.message
+      and head.track_id = slice.track_id and head.ts between slice.ts and slice.ts + slice.dur
+  where tail.name = 'sent' and head.name = 'taken' and tail.ts <= head.ts and slice.category in ('run', 'message')
+  group by flow.id`);
+none("an arrow leads from no message to where it was taken", "select * from flow where id not in (select id from arrow)");
+none("a message has two arrows", "select * from arrow group by root, hub, message having count() > 1");
 none("a message that was sent and taken has no arrow", `
   select * from message group by flow, hub, message
   having max(name = 'sent') and max(name = 'taken') and not max(id in (select slice_out from flow))`);

@@ -12,7 +12,8 @@
 //! | each stream | its device work, by the operator's name |
 //! | each hub, each device | counters: messages in the queue, bytes in use |
 //!
-//! An arrow leads from where a message was sent to where it was first taken.
+//! An arrow leads from where a message was sent to the run that took it first; to the instant when it was taken, where it is not
+//! known which run that was.
 //!
 //! What began before [`Timeline::from`] or ended after [`Timeline::to`] is clipped there, so that slices always nest.
 //!
@@ -21,6 +22,7 @@
 //! [Perfetto]: https://perfetto.dev/docs/reference/synthetic-track-event
 
 mod arrows;
+mod events;
 mod lanes;
 mod operators;
 mod packets;
@@ -30,14 +32,10 @@ mod tests;
 mod threads;
 
 use self::{
-    arrows::Arrows,
     lanes::Lanes,
-    operators::{Instant, OperatorTracks, survey},
     packets::{Interned, Note, TraceWriter, TrackKind},
-    threads::ThreadTracks,
 };
-use super::timeline::{Counter, Timeline, TimelineEvent};
-use crate::tracepoint::TraceEvent;
+use super::timeline::{Counter, Timeline};
 
 /// Numbers of interned names.
 mod name {
@@ -147,83 +145,9 @@ fn encode_flow(timeline: &Timeline, flow: u64, mut writer: TraceWriter<'_>) {
         let text = format!("{} events lost", timeline.lost);
         sheet.writer.named_instant(timeline.from, root, &text, name::FLOW_CATEGORY);
     }
-    encode_events(&mut sheet);
+    events::encode_events(&mut sheet);
     encode_device(&mut sheet);
     encode_counters(&mut sheet);
-}
-
-fn encode_events(sheet: &mut Sheet<'_>) {
-    let timeline = sheet.timeline;
-    let (from, to) = (timeline.from, timeline.to.max(timeline.from));
-    let surveys = survey(timeline);
-    let mut arrows = Arrows::new(timeline);
-    let mut operators: Vec<_> = surveys.iter().map(|_| OperatorTracks::default()).collect();
-    for (number, (tracks, survey)) in (0..).zip(operators.iter_mut().zip(&surveys)) {
-        tracks.start(sheet, number, survey);
-    }
-    let mut threads = ThreadTracks::start(sheet, &surveys);
-    let mut outside = None;
-    let mut now = from;
-    for (index, TimelineEvent { at, thread, event }) in timeline.events.iter().enumerate() {
-        let thread = *thread;
-        now = now.max(*at).min(to);
-        let mut message = |sheet: &mut Sheet<'_>, operator: u32, thread, instant: Instant| {
-            let track = match operators.get_mut(operator as usize) {
-                Some(tracks) => tracks.message_track(sheet, operator, thread),
-                None => *outside.get_or_insert_with(|| sheet.slices("outside", 1)),
-            };
-            instant.write(sheet, now, track);
-        };
-        match *event {
-            TraceEvent::Sent { operator, .. } => {
-                if let Some(instant) = arrows.sent(sheet.flow, index) {
-                    message(sheet, operator, thread, instant);
-                }
-            }
-            TraceEvent::Taken { operator, hub, message: number } => {
-                let (late, instant) = arrows.taken(sheet.flow, hub, number);
-                // A send whose time was read after that of the take: its arrow must not lead backwards.
-                if let Some((sender, instant)) = late {
-                    message(sheet, sender.operator, sender.thread, instant);
-                }
-                message(sheet, operator, thread, instant);
-            }
-            TraceEvent::Stalled => {
-                sheet.writer.instant(now, sheet.root, name::STALLED, name::FLOW_CATEGORY, None, &[]);
-            }
-            TraceEvent::Failed { operator } => {
-                let text = match timeline.operators.get(operator as usize) {
-                    Some(name) => format!("failed: `{name}`"),
-                    None => "failed".to_owned(),
-                };
-                sheet.writer.named_instant(now, sheet.root, &text, name::FLOW_CATEGORY);
-            }
-            TraceEvent::RunBegan { operator, run } => {
-                if let Some(tracks) = operators.get_mut(operator as usize) {
-                    tracks.run_began(sheet, operator, now, run);
-                }
-            }
-            TraceEvent::RunEnded { operator, run } => {
-                if let Some(tracks) = operators.get_mut(operator as usize) {
-                    tracks.run_ended(sheet, now, run);
-                }
-            }
-            TraceEvent::PollBegan { operator } => {
-                if let Some(tracks) = operators.get_mut(operator as usize) {
-                    tracks.poll_began(sheet, operator, now, thread);
-                    threads.poll_began(sheet, operator, now, thread);
-                }
-            }
-            TraceEvent::PollEnded { operator } => {
-                if let Some(tracks) = operators.get_mut(operator as usize) {
-                    tracks.poll_ended(sheet, now, thread);
-                    threads.poll_ended(sheet, operator, now, thread);
-                }
-            }
-        }
-    }
-    operators.iter_mut().for_each(|tracks| tracks.finish(sheet, to));
-    threads.finish(sheet, to);
 }
 
 /// Spans that overlap, such as copies from several streams, are on tracks of one name.

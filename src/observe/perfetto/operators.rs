@@ -7,10 +7,10 @@
 use smallvec::SmallVec;
 
 use super::{
-    Sheet, Timeline, TimelineEvent, name, operator_name,
+    Sheet, Timeline, name, operator_name,
     packets::{ArrowEnd, Note},
 };
-use crate::tracepoint::TraceEvent;
+use crate::{observe::timeline::TimelineEvent, tracepoint::TraceEvent};
 
 /// What a first pass over the timeline finds about an operator.
 #[derive(Default)]
@@ -87,6 +87,8 @@ pub(super) struct OperatorTracks {
     overlaps: bool,
     /// Each track of runs, and the run on it.
     runs: SmallVec<[(u64, Option<u64>); 1]>,
+    /// Arrows whose head is the run: of the messages that it has taken.
+    heads: SmallVec<[u64; 4]>,
     poll: PollState,
     /// If they overlap: each thread, its track, and whether it polls.
     polls: Vec<(u32, u64, bool)>,
@@ -138,7 +140,8 @@ impl OperatorTracks {
         let poll = self.end_piece(sheet, at);
         let (track, open) = &mut self.runs[ended];
         *open = None;
-        sheet.writer.end(at, *track);
+        sheet.writer.end_with(at, *track, &self.heads);
+        self.heads.clear();
         self.resume(poll, at);
     }
 
@@ -177,11 +180,22 @@ impl OperatorTracks {
         self.runs[0].0
     }
 
+    /// Makes the run the head of an arrow, so that a path can be followed from run to run. False if it is not known which run,
+    /// or none is open.
+    pub(super) fn is_head(&mut self, arrow: u64) -> bool {
+        let is_open = !self.overlaps && self.runs.first().is_some_and(|(_, run)| run.is_some());
+        if is_open {
+            self.heads.push(arrow);
+        }
+        is_open
+    }
+
     /// Ends what is open.
     pub(super) fn finish(&mut self, sheet: &mut Sheet<'_>, at: u64) {
         self.end_piece(sheet, at);
         for (track, _) in self.runs.iter().filter(|(_, run)| run.is_some()) {
-            sheet.writer.end(at, *track);
+            sheet.writer.end_with(at, *track, &self.heads);
+            self.heads.clear();
         }
         for (_, track, _) in self.polls.iter().filter(|(_, _, open)| *open) {
             sheet.writer.end(at, *track);

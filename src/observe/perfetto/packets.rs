@@ -179,7 +179,14 @@ impl<'a> TraceWriter<'a> {
     }
 
     pub(super) fn end(&mut self, at: u64, track: u64) {
-        self.event(at, track, event::SLICE_END, |_| {});
+        self.end_with(at, track, &[]);
+    }
+
+    /// Ends a slice that is the head of these arrows.
+    pub(super) fn end_with(&mut self, at: u64, track: u64, heads: &[u64]) {
+        self.event(at, track, event::SLICE_END, |out| {
+            heads.iter().for_each(|id| fixed64(out, event::TERMINATING_FLOW, *id));
+        });
     }
 
     pub(super) fn instant(

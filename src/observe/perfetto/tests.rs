@@ -167,6 +167,29 @@ fn an_arrow_leads_from_where_a_message_was_sent_to_where_it_was_first_taken() {
 }
 
 #[test]
+fn an_arrow_leads_to_the_run_that_took_the_message() {
+    let events = vec![
+        (20, 0, TraceEvent::Sent { operator: READ, hub: 0, message: 1 }),
+        (25, 1, TraceEvent::RunBegan { operator: UPPER, run: 1 }),
+        (28, 0, TraceEvent::Sent { operator: READ, hub: 0, message: 2 }),
+        (30, 1, TraceEvent::Taken { operator: UPPER, hub: 0, message: 1 }),
+        (35, 1, TraceEvent::Taken { operator: UPPER, hub: 0, message: 2 }),
+        (40, 1, TraceEvent::RunEnded { operator: UPPER, run: 1 }),
+        (50, 0, TraceEvent::Sent { operator: READ, hub: 0, message: 3 }),
+        (55, 1, TraceEvent::RunBegan { operator: UPPER, run: 2 }),
+        (60, 1, TraceEvent::Taken { operator: UPPER, hub: 0, message: 3 }),
+    ];
+    let trace = trace(&[timeline(10, 90, events)]);
+    let arrows = trace.arrows.iter().map(|(tail, head)| (&trace.slices[*tail], &trace.slices[*head]));
+    let arrows: Vec<_> = arrows.map(|(tail, head)| (tail.began, &*head.category, &*head.notes["run"])).collect();
+    assert_eq!(arrows, [(20, "run", "1"), (28, "run", "1"), (50, "run", "2")]);
+    assert_eq!(
+        drawn(&trace, "upper"),
+        ["upper 25..40", "  taken 30..30", "  taken 35..35", "upper 55..90", "  taken 60..60"]
+    );
+}
+
+#[test]
 fn counters_have_units_and_only_changes_are_written() {
     let mut timeline = timeline(10, 90, Vec::new());
     let sample = |(at, counter, value)| CounterSample { at, counter, value };
@@ -274,8 +297,11 @@ proptest! {
         }
         for (tail, head) in &trace.arrows {
             let [tail, head] = [tail, head].map(|end| &trace.slices[*end]);
-            prop_assert!(tail.name == "sent" && head.name == "taken" && tail.notes == head.notes, "{tail:?} {head:?}");
-            prop_assert!(tail.began <= head.began);
+            let is_taken = |slice: &Slice| {
+                slice.name == "taken" && slice.notes == tail.notes && slice.track_number == head.track_number
+                    && (head.began..=head.ended).contains(&slice.began) && tail.began <= slice.began
+            };
+            prop_assert!(tail.name == "sent" && trace.slices.iter().any(is_taken), "{tail:?} {head:?}");
         }
     }
 

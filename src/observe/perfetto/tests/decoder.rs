@@ -194,18 +194,23 @@ fn read_event(
             if let Some(id) = find(event, 47) {
                 assert!(tails.insert(id.number(), index).is_none(), "two tails");
             }
-            if let Some(id) = find(event, 48) {
-                trace.arrows.push((tails.remove(&id.number()).expect("no tail"), index));
-            }
+            read_heads(event, index, tails, trace);
         }
         2 => {
             let index = track.open.pop().expect("no begin");
             trace.slices[index].ended = at;
+            read_heads(event, index, tails, trace);
         }
         4 => {
             let value = f64::from_bits(find(event, 44).unwrap().number());
             trace.counts.push((track.name.clone(), at, value));
         }
         other => panic!("type {other}"),
+    }
+}
+
+fn read_heads(event: &[(u64, Field<'_>)], head: usize, tails: &mut HashMap<u64, usize>, trace: &mut Trace) {
+    for (_, id) in event.iter().filter(|(field, _)| *field == 48) {
+        trace.arrows.push((tails.remove(&id.number()).expect("no tail"), head));
     }
 }
