@@ -390,6 +390,19 @@ mod tests {
     }
 
     #[test]
+    fn a_trace_begins_where_the_events_of_all_threads_are_known() {
+        let (recorder, sink, clock) = recorder();
+        let record = |run| sink.record(clock.now(), TraceEvent::RunBegan { operator: 0, run });
+        thread::scope(|scope| scope.spawn(|| record(1)).join()).unwrap();
+        (0..SEGMENT as u64 + 1).for_each(|_| record(2));
+        let found = all(&recorder, &sink, &clock);
+        // The other thread's event, and the one that was overwritten.
+        assert_eq!((found.events.len(), found.lost), (SEGMENT, 2));
+        assert_eq!(found.from, found.events[0].at);
+        assert!(found.events.iter().all(|event| event.event == TraceEvent::RunBegan { operator: 0, run: 2 }));
+    }
+
+    #[test]
     fn a_window_counts_what_was_overwritten_in_it() {
         let (recorder, sink, clock) = recorder();
         let record = || sink.record(clock.now(), TraceEvent::PollBegan { operator: 0 });

@@ -7,6 +7,7 @@ use common::*;
 use serde_json::json;
 use wakeline::{
     condition::Gate,
+    device::Emulated,
     observe::Observe,
     operator::{concurrent, map},
     prelude::*,
@@ -17,9 +18,10 @@ const COUNT: u32 = 40;
 // Device work, copies both ways, a fan-out, overlapping runs, and a queue that is full while a gate is closed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_trace_shows_what_the_flow_did() {
-    let device = emulated();
+    let ms = Duration::from_millis;
+    let device = emulated_with(Emulated::new().workers(4).kernel_time("increment", ms(2)).copy_time(ms(1)));
     let gate = Gate::paused();
-    let watch = Observe::new().every(Duration::from_millis(1)).paths(1).record(65_536);
+    let watch = Observe::new().every(ms(1)).paths(1).record(65_536);
     let mut flow = Flow::new("traced");
     let produce = flow.add("produce", SendEach::new((0..COUNT).map(|number| vec![number; 64])));
     let add = flow.add("add", Increment).on(&device).when(gate.clone());
@@ -27,18 +29,12 @@ async fn a_trace_shows_what_the_flow_did() {
     let write = flow.add("write", Collect(one.clone()));
     let count = flow.add("count", Collect(other.clone()));
     flow.connect_with(produce.output, add.input, HubOptions::bounded(2).envelope_bytes(256));
-    flow.connect(add.output, write.input);
-    flow.connect(add.output, count.input);
-    let mut left = COUNT;
-    let numbers = flow.add(
-        "numbers",
-        source(async move || {
-            left = left.saturating_sub(1);
-            Ok((left > 0).then_some(left))
-        }),
-    );
+    flow.connect(add.output, [write.input, count.input]);
+    let mut left = 1..COUNT;
+    let numbers = flow.add("numbers", source(move || std::future::ready(Ok(left.next()))));
+    let numbers = numbers.when(gate.clone());
     let wait = map(async |number: u32| {
-        tokio::time::sleep(Duration::from_millis(2)).await;
+        tokio::time::sleep(Duration::from_millis(3)).await;
         Ok(number)
     });
     let work = flow.add("work", concurrent(3, wait));
