@@ -1,7 +1,7 @@
 //! [`EventTracks`]: the tracks of a flow, of its operators and of threads, from the timeline's events in their order.
 
 use super::{
-    Sheet,
+    OUTSIDE_RANK, Sheet,
     arrows::Arrows,
     name,
     operators::{Instant, OperatorTracks, survey},
@@ -108,7 +108,7 @@ impl<'a> EventTracks<'a> {
     fn message(&mut self, sheet: &mut Sheet<'_>, operator: u32, thread: u32, instant: &Instant) {
         let track = match self.operators.get_mut(operator as usize) {
             Some(tracks) => tracks.message_track(sheet, operator, thread),
-            None => *self.outside.get_or_insert_with(|| sheet.slices("outside", 1)),
+            None => *self.outside.get_or_insert_with(|| sheet.slices("outside", OUTSIDE_RANK)),
         };
         instant.write(sheet, self.now, track);
     }

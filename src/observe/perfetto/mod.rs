@@ -76,6 +76,9 @@ struct Sheet<'a> {
     writer: TraceWriter<'a>,
 }
 
+/// The rank of the track for messages from outside.
+const OUTSIDE_RANK: u64 = 1;
+
 /// The places of tracks among those of the flow.
 struct Ranks {
     threads: u64,
@@ -86,10 +89,15 @@ struct Ranks {
 
 impl Sheet<'_> {
     fn ranks(&self) -> Ranks {
-        let threads = 2 + self.timeline.operators.len() as u64;
+        let threads = self.operator_rank(self.timeline.operators.len() as u64);
         let streams = threads + self.timeline.threads.len() as u64;
         let hubs = streams + self.timeline.streams.len() as u64;
         Ranks { threads, streams, hubs, devices: hubs + self.timeline.hubs.len() as u64 }
+    }
+
+    /// The rank of an operator's runs; its polls on each thread follow.
+    fn operator_rank(&self, operator: u64) -> u64 {
+        1 + OUTSIDE_RANK + operator * (1 + self.timeline.threads.len() as u64)
     }
 
     fn slices(&mut self, name: &str, rank: u64) -> u64 {

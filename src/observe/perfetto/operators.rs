@@ -120,7 +120,7 @@ impl OperatorTracks {
             return free;
         }
         let name = sheet.timeline.operators.get(operator as usize).map_or("", |name| name);
-        let track = sheet.slices(name, rank(operator));
+        let track = sheet.slices(name, sheet.operator_rank(operator.into()));
         self.runs.push((track, None));
         self.runs.len() - 1
     }
@@ -207,7 +207,9 @@ impl OperatorTracks {
             return known;
         }
         let name = sheet.timeline.operators.get(operator as usize).map_or("", |name| name);
-        let track = sheet.slices(&format!("{name} on thread {}", u64::from(thread) + 1), rank(operator));
+        let number = 1 + u64::from(thread);
+        let rank = sheet.operator_rank(operator.into()) + number;
+        let track = sheet.slices(&format!("{name} on thread {number}"), rank);
         self.polls.push((thread, track, false));
         self.polls.len() - 1
     }
@@ -241,11 +243,6 @@ impl OperatorTracks {
             self.poll = PollState::Since(at, thread);
         }
     }
-}
-
-/// Above it are the tracks `flow` and `outside`.
-fn rank(operator: u32) -> u64 {
-    2 + u64::from(operator)
 }
 
 /// A message that was sent or taken.
