@@ -1,8 +1,10 @@
-//! `WAKELINE_STATUS` and `WAKELINE_TRACE`: snapshots and traces of a program's flows, without a change of the program.
+//! `WAKELINE_STATUS`, `WAKELINE_TRACE` and `WAKELINE_PAGE`: snapshots, traces and a page of a program's flows, without a change
+//! of the program.
 
 use std::{
     ffi::OsString,
     io::Write,
+    net::SocketAddr,
     path::{Path, PathBuf},
     sync::{
         Arc, LazyLock, Once,
@@ -16,6 +18,7 @@ use crate::{flow::FlowObserver, sync::logged};
 
 const STATUS: &str = "WAKELINE_STATUS";
 const TRACE: &str = "WAKELINE_TRACE";
+const PAGE: &str = "WAKELINE_PAGE";
 
 /// How often to print, if the environment says so.
 static INTERVAL: LazyLock<Option<Duration>> = LazyLock::new(|| {
@@ -47,6 +50,19 @@ static FILE: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
     is_file.then_some(file)
 });
 
+/// Where to serve a page, if the environment says so.
+static ADDRESS: LazyLock<Option<SocketAddr>> = LazyLock::new(|| {
+    let value = std::env::var_os(PAGE).filter(|value| !value.is_empty())?;
+    let address = value.to_str().and_then(|value| value.trim().parse().ok());
+    let wrong = match address {
+        Some(_) if cfg!(feature = "page") => return address,
+        Some(_) => "wakeline was built without the feature `page`",
+        None => "it must be an address and a port: `127.0.0.1:7070`, or `127.0.0.1:0` for a free port",
+    };
+    logged(|| tracing::warn!("{PAGE}={} is not used: {wrong}", value.display()));
+    None
+});
+
 /// Observes all flows of the process.
 static ALL: LazyLock<Observe> = LazyLock::new(Observe::new);
 
@@ -55,7 +71,19 @@ static RECORDED: LazyLock<Observe> = LazyLock::new(|| Observe::new().paths(1).re
 
 /// The observers of a flow that begins.
 pub(crate) fn from_environment() -> impl Iterator<Item = Arc<dyn FlowObserver>> {
-    printer().into_iter().chain(recorder())
+    printer().into_iter().chain(recorder()).chain(page())
+}
+
+/// Shows the flow on a page.
+fn page() -> Option<Arc<dyn FlowObserver>> {
+    /// Observes all flows of the process, and records them.
+    static SHOWN: LazyLock<Observe> = LazyLock::new(|| {
+        let observe = Observe::new().record(super::RECORDED);
+        #[cfg(feature = "page")]
+        ADDRESS.iter().for_each(|address| super::page::open_for_process(observe.shared.clone(), *address));
+        observe
+    });
+    ADDRESS.is_some().then(|| Arc::new(FlowRecords { observe: SHOWN.clone(), at_end: None }) as _)
 }
 
 /// Saves a trace when the flow ends.

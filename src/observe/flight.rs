@@ -214,7 +214,7 @@ impl FlightRecorder {
             }
             let thread = found.threads.len() as u32;
             let events =
-                entries.iter().filter(|[_, word, _]| *word >> FLOW_SHIFT & u64::from(FLOW) == flow.flow.into());
+                entries.iter().filter(|[_, word, _]| *word >> FLOW_SHIFT & u64::from(FLOW) == u64::from(flow.flow));
             let events = events.filter_map(|entry| {
                 let at = axis.nanos(entry[0]);
                 let event = unpack(entry, ends).filter(|_| (from..=to).contains(&at))?;

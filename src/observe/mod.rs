@@ -92,6 +92,15 @@
 //! `WAKELINE_TRACE=flow.pftrace` records every flow of a program, and saves its last ten seconds at its end: the first that
 //! ends in this file, the next ones in `flow.2.pftrace` and so on.
 //!
+//! `WAKELINE_PAGE=127.0.0.1:7070` serves a live page of every flow of a program until it ends, and prints its URL to the
+//! standard error.
+//!
+//! # In a browser
+//!
+//! `watch.page("127.0.0.1:0").await?` (`Observe::page`, with the feature `page`) serves a page that begins with the sentence
+//! about the bottleneck. Below are the graph of the flow, where its operators wait for each other, its paths, the times of
+//! operators on the host and on the device, memory, and with [`record`](Observe::record) the last two seconds.
+//!
 //! # Profilers
 //!
 //! Nsight Systems, Nsight Compute and other profilers that attach through NVTX see runs, polls and messages of every flow,
@@ -164,6 +173,8 @@ mod long_waits;
 mod metrics;
 #[cfg(feature = "cuda")]
 mod nvtx;
+#[cfg(feature = "page")]
+mod page;
 mod paths;
 mod perfetto;
 mod recording;
@@ -180,9 +191,13 @@ use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 pub use activity::{Activity, Shares};
 pub use bottleneck::{Bottleneck, Reason};
+#[cfg(feature = "page")]
+#[cfg_attr(docsrs, doc(cfg(feature = "page")))]
+pub use page::{Page, PageOptions};
 pub use paths::{PathCounts, PathParts, PathSnapshot, SlowMessage};
 pub use snapshot::{
-    DeviceSnapshot, EnvelopesSnapshot, FlowState, HubSnapshot, OperatorSnapshot, SectionSnapshot, Snapshot,
+    DeviceSnapshot, EnvelopesSnapshot, FailureSnapshot, FlowState, HubSnapshot, OperatorSnapshot, SectionSnapshot,
+    Snapshot,
 };
 pub use trace::Trace;
 pub use warnings::{Warning, WarningCounts, WarningKind};

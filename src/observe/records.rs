@@ -29,6 +29,8 @@ use super::{
     warnings::{Warning, WarningCounts},
     watchdogs::{Begun, Limits, Watchdogs},
 };
+#[cfg(feature = "page")]
+use crate::sync::{AtomicU64, Ordering};
 use crate::{
     operator::{
         Handle,
@@ -66,6 +68,9 @@ pub(super) struct WarningSink {
 
 /// The records of one run.
 pub(super) struct Records {
+    /// Counts the runs of the process that were observed.
+    #[cfg(feature = "page")]
+    pub(super) number: u64,
     sampling: Sampling,
     control: Weak<Control>,
     recent: Mutex<Recent>,
@@ -166,12 +171,16 @@ impl Records {
         recorder: Option<Arc<FlowSink>>,
         flow: &Handle,
     ) -> Arc<Self> {
+        #[cfg(feature = "page")]
+        static BEGUN: AtomicU64 = AtomicU64::new(0);
         let control = &flow.0;
         let is_first = control.records.get().is_none();
         let work = control.watched().and_then(|watched| watched.work.as_ref()).filter(|_| is_first);
         let watchdogs = Watchdogs::new(sampling.limits);
         let recent = Recent { buckets: VecDeque::new(), operators: Vec::new(), watchdogs };
         let records = Arc::new(Self {
+            #[cfg(feature = "page")]
+            number: BEGUN.fetch_add(1, Ordering::Relaxed),
             sampling,
             control: Arc::downgrade(control),
             recent: Mutex::at(Level::Records, recent),
@@ -278,6 +287,12 @@ impl Records {
 
     pub(super) fn is_of(&self, flow: &Handle) -> bool {
         std::ptr::eq(self.control.as_ptr(), Arc::as_ptr(&flow.0))
+    }
+
+    /// The run itself, if it has not ended.
+    #[cfg(feature = "page")]
+    pub(super) fn handle(&self) -> Option<Handle> {
+        self.control.upgrade().map(Handle).filter(|flow| !flow.has_ended())
     }
 
     /// What the run looks like now, or at its end.

@@ -34,6 +34,8 @@ pub struct Snapshot {
     pub elapsed: Duration,
     /// What the flow as a whole does.
     pub state: FlowState,
+    /// Why the flow has failed, if it has.
+    pub failure: Option<FailureSnapshot>,
     /// The time that all shares and rates are of, up to now. Zero if the flow is not [observed](super::Observe).
     pub window: Duration,
     /// What limits the flow's throughput, if it was observed for long enough to know.
@@ -77,6 +79,17 @@ pub enum FlowState {
     Failed,
     /// It has ended without an error.
     Ended,
+}
+
+/// The failure of a flow in a [`Snapshot`]: [`Handle::failure`] in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct FailureSnapshot {
+    /// The text of its [kind](crate::ErrorKind): `stalled`, `operator failed`.
+    pub kind: String,
+    /// The error and its causes in one line.
+    pub message: String,
 }
 
 /// One operator in a [`Snapshot`].
@@ -183,6 +196,8 @@ pub struct DeviceSnapshot {
     pub cached: u64,
     /// The largest number of bytes that were in use or waiting at once.
     pub peak: u64,
+    /// The most bytes that can be in use, if it is known.
+    pub capacity: Option<u64>,
 }
 
 impl Handle {
@@ -267,6 +282,9 @@ impl Snapshot {
             flow: control.name.clone(),
             elapsed: control.clock.elapsed(),
             state: FlowState::of(flow),
+            failure: flow
+                .failure()
+                .map(|error| FailureSnapshot { kind: error.kind().to_string(), message: format!("{error:#}") }),
             window: summary.window,
             bottleneck: finder::find(control, &hubs, summary),
             warnings: summary.warnings.clone(),
@@ -340,8 +358,8 @@ fn devices(control: &Control) -> Vec<DeviceSnapshot> {
         if device.is_host() || found.iter().any(|known| &*known.name == device.name()) {
             continue;
         }
-        let MemoryStats { in_use, waiting, cached, peak, .. } = device.memory_stats();
-        found.push(DeviceSnapshot { name: device.name().into(), in_use, waiting, cached, peak });
+        let MemoryStats { in_use, waiting, cached, peak, capacity, .. } = device.memory_stats();
+        found.push(DeviceSnapshot { name: device.name().into(), in_use, waiting, cached, peak, capacity });
     }
     found
 }
@@ -402,6 +420,9 @@ const WARNINGS: usize = 8;
 impl fmt::Display for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "flow `{}` is {} after {:.1} s", self.flow, self.state.word(), self.elapsed.as_secs_f64())?;
+        if let Some(FailureSnapshot { message, .. }) = &self.failure {
+            writeln!(f, "{message}")?;
+        }
         if let Some(bottleneck) = &self.bottleneck {
             writeln!(f, "{bottleneck}")?;
         }
@@ -469,7 +490,7 @@ impl fmt::Display for Snapshot {
             )?;
         }
         self.fmt_paths(f)?;
-        for DeviceSnapshot { name, in_use, waiting, cached, peak } in &self.devices {
+        for DeviceSnapshot { name, in_use, waiting, cached, peak, .. } in &self.devices {
             let mib = |bytes: &u64| *bytes as f64 / f64::from(1 << 20);
             writeln!(
                 f,
