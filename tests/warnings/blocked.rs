@@ -3,6 +3,7 @@
 use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[expect(clippy::await_holding_lock, reason = "it blocks another task on purpose")]
 async fn a_blocked_worker_thread_is_a_warning_until_the_poll_has_ended() {
     let block = Block::default();
     let held = block.0.lock().unwrap();
