@@ -56,6 +56,8 @@ pub(super) struct WarningQueue(Mutex<Notices>);
 #[derive(Default)]
 struct Notices {
     notices: VecDeque<Notice>,
+    /// Those refused since the log last said so.
+    refused: u64,
     has_thread: bool,
 }
 
@@ -69,6 +71,7 @@ impl WarningQueue {
         }
         let mut waiting = lock(&self.0);
         if waiting.notices.len() == MOST {
+            waiting.refused += 1;
             return false;
         }
         waiting.notices.push_back(Notice { warning, logs, hooks: hooks.to_vec() });
@@ -95,7 +98,16 @@ impl WarningQueue {
                 waiting.has_thread = false;
                 return;
             };
+            let refused = if waiting.notices.is_empty() { std::mem::take(&mut waiting.refused) } else { 0 };
             drop(waiting);
+            if refused > 0 {
+                logged(|| {
+                    tracing::warn!(
+                        target: "wakeline::observe",
+                        "{refused} warnings came too quickly to be logged or given to the hooks: see `Snapshot::warnings`"
+                    );
+                });
+            }
             if logs {
                 log(&warning);
             }

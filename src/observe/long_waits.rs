@@ -21,6 +21,10 @@ use crate::operator::control::{Control, Hubs};
 
 /// The longest time between two checks.
 const RARELY: Duration = Duration::from_secs(10);
+/// A check is made at most so often as it takes half a percent of a core.
+const REST: u32 = 200;
+/// The longest that a check may count as having taken: the thread may have been preempted.
+const LONGEST: Duration = Duration::from_millis(100);
 /// The number of operators that are counted behind one that waits. A thousand may have the same thousand behind them.
 const MOST_BEHIND: usize = 100;
 /// The number of operators that a sentence names.
@@ -62,6 +66,14 @@ pub(super) struct Look<'a> {
     pub(super) now: Instant,
 }
 
+/// Operators that have a warning of another kind: those that wait for one of them need none.
+#[derive(Clone, Copy)]
+pub(super) struct Known<'a> {
+    pub(super) stalled: &'a FxHashSet<usize>,
+    /// They block a worker thread, which others may wait for.
+    pub(super) blocking: &'a FxHashSet<usize>,
+}
+
 impl LongWaits {
     /// The long waits, if it is time for a check.
     pub(super) fn find(
@@ -69,16 +81,19 @@ impl LongWaits {
         look: Look<'_>,
         limit: Duration,
         every: Duration,
-        stalled: &FxHashSet<usize>,
+        known: Known<'_>,
     ) -> Option<Vec<LongWait>> {
         if limit == Duration::MAX || self.next.is_some_and(|next| look.now < next) {
             return None;
         }
-        self.next = Some(look.now + (limit / 8).min(RARELY).max(every));
+        let began = Instant::now();
         self.seen.resize(look.activities.len(), None);
-        let mut found = ChainFinder { look, limit, stalled, causes: FxHashMap::default(), seen: &mut self.seen };
+        let mut found = ChainFinder { look, limit, known, causes: FxHashMap::default(), seen: &mut self.seen };
         found.look_at_all();
-        Some(found.first_of_each_chain())
+        let first = found.first_of_each_chain();
+        let rest = began.elapsed().min(LONGEST) * REST;
+        self.next = Some(look.now + (limit / 8).min(RARELY).max(every).max(rest));
+        Some(first)
     }
 
     /// Whether a wait that was found goes on.
@@ -134,7 +149,7 @@ impl Look<'_> {
 struct ChainFinder<'a> {
     look: Look<'a>,
     limit: Duration,
-    stalled: &'a FxHashSet<usize>,
+    known: Known<'a>,
     seen: &'a mut Vec<Option<Wait>>,
     /// The operators that one waits for, if it has waited for half of the limit.
     causes: FxHashMap<usize, Vec<usize>>,
@@ -151,7 +166,11 @@ impl ChainFinder<'_> {
             });
             self.seen[operator] = wait;
             if wait.is_some_and(|wait| wait.is_suspect && now - wait.since >= self.limit / 2) {
-                self.causes.insert(operator, self.look.causes(operator));
+                let causes = match self.look.activities[operator] {
+                    Activity::Worker => self.known.blocking.iter().copied().collect(),
+                    _ => self.look.causes(operator),
+                };
+                self.causes.insert(operator, causes);
             }
         }
     }
@@ -159,13 +178,14 @@ impl ChainFinder<'_> {
     /// Whether others that wait for this operator are excused. They may have begun to wait a little earlier.
     fn holds_others_up(&self, operator: usize) -> bool {
         let waits = |wait: Wait| self.look.now - wait.since >= self.limit / 2;
-        self.stalled.contains(&operator) || self.seen[operator].is_some_and(waits)
+        let Known { stalled, blocking } = self.known;
+        stalled.contains(&operator) || blocking.contains(&operator) || self.seen[operator].is_some_and(waits)
     }
 
     fn first_of_each_chain(&mut self) -> Vec<LongWait> {
         let now = self.look.now;
         let (mut first, mut waiting_for) = (Vec::new(), FxHashMap::<usize, Vec<usize>>::default());
-        let mut all: Vec<_> = self.causes.keys().copied().filter(|at| !self.stalled.contains(at)).collect();
+        let mut all: Vec<_> = self.causes.keys().copied().filter(|at| !self.known.stalled.contains(at)).collect();
         all.sort_unstable();
         // Those whose chains have a first one, which need not be suspect.
         let mut open = Vec::new();
@@ -184,7 +204,9 @@ impl ChainFinder<'_> {
             wait.excused = Some(now);
             for cause in held_up {
                 waiting_for.entry(cause).or_default().push(operator);
-                open.extend((!self.causes.contains_key(&cause) || self.stalled.contains(&cause)).then_some(cause));
+                open.extend(
+                    (!self.causes.contains_key(&cause) || self.known.stalled.contains(&cause)).then_some(cause),
+                );
             }
         }
         // The others wait for each other in a circle: one of them is found.

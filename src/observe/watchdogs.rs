@@ -15,7 +15,7 @@ use std::{
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{
-    long_waits::{LongWaits, Look},
+    long_waits::{Known, LongWaits, Look},
     warnings::{Warning, WarningCounts, WarningKind},
 };
 use crate::operator::{control::Control, operator_task::OperatorTask};
@@ -114,11 +114,14 @@ impl Watchdogs {
         if self.limits.stalled {
             self.update(WarningKind::Stalled, stalls, look.control, look.now, &mut begun);
         }
+        let mut blocking = FxHashSet::default();
         if self.limits.blocked < Duration::MAX {
             let blocked = self.blocked(look, &mut tasks);
+            blocking.extend(blocked.iter().filter_map(|finding| finding.operators.first().copied()));
             self.update(WarningKind::Blocked, blocked, look.control, look.now, &mut begun);
         }
-        match self.waits.find(look, self.limits.waiting, every, &stalled) {
+        let known = Known { stalled: &stalled, blocking: &blocking };
+        match self.waits.find(look, self.limits.waiting, every, known) {
             Some(found) => {
                 let found = found.into_iter().map(|wait| Finding {
                     operators: Self::with_section(look.control, wait.operator),

@@ -150,3 +150,46 @@ async fn a_section_that_blocks() {
     drop(held);
     end(running).await;
 }
+
+/// Those that wait for the blocked thread, and for the operator's messages, have no warnings of their own.
+#[test]
+fn others_that_wait_for_a_blocked_thread_are_silent() {
+    let block = Block::default();
+    let held = block.0.lock().unwrap();
+    let (watch, calls) = watch(ms(50), ms(150));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let mut flow = Flow::new("one worker");
+    let passes = block.clone();
+    let mut count = 0;
+    // Once the others run.
+    let blocks = source(move || {
+        count += 1;
+        if count == 10 {
+            passes.pass();
+        }
+        ready(Ok(Some(1)))
+    });
+    chain(&mut flow, blocks, &["work"]);
+    let tick = flow.add("tick", source(async || Ok(Some(1))));
+    let tock = flow.add("tock", sink(async |_: u32| Ok(())));
+    flow.connect(tick.output, tock.input);
+    flow.observe(&watch);
+    let running = {
+        let _inside = runtime.enter();
+        flow.spawn().unwrap()
+    };
+    let warning = next(&calls);
+    assert_eq!((warning.kind, of(&warning)), (WarningKind::Blocked, vec!["read"]), "{warning}");
+    let began = Instant::now();
+    let seen = loop {
+        let seen = running.snapshot();
+        if seen.warnings[0].since > ms(600) {
+            break seen;
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "{seen}");
+        thread::yield_now();
+    };
+    assert_eq!((seen.warnings.len(), seen.warning_counts.waiting), (1, 0), "{seen}");
+    drop(held);
+    runtime.block_on(end(running));
+}
