@@ -20,9 +20,9 @@ use crate::stream::DeviceTime;
 /// Work that takes at least this share of the time for which an operator waits explains its wait.
 const EXPLAINS: f64 = 0.5;
 
-/// Who works on a device.
+/// What uses a device.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Work {
+enum DeviceUser {
     Operator(usize),
     /// All operators of it; and the one that is nearest.
     Section(usize, usize),
@@ -30,9 +30,9 @@ enum Work {
     Copies(usize),
 }
 
-/// What is known of it.
-struct Known {
-    work: Work,
+/// How much of the time it keeps a device busy.
+struct WorkLoad {
+    work: DeviceUser,
     mean: Option<Duration>,
     /// The share of the time for which it keeps a device busy.
     load: f64,
@@ -75,8 +75,8 @@ impl Finder<'_> {
     }
 
     /// The work before an operator, or behind it, nearest first; beginning with its own.
-    fn work(&self, waits: usize, behind: bool) -> Vec<Known> {
-        let (mut found, mut open) = (Vec::<Known>::new(), VecDeque::from([waits]));
+    fn work(&self, waits: usize, behind: bool) -> Vec<WorkLoad> {
+        let (mut found, mut open) = (Vec::<WorkLoad>::new(), VecDeque::from([waits]));
         let mut seen = vec![false; self.control.tasks.len()];
         while let Some(operator) = open.pop_front() {
             if std::mem::replace(&mut seen[operator], true) {
@@ -99,7 +99,7 @@ impl Finder<'_> {
         self.parts.and_then(|parts| parts.devices.get(operator)).is_none_or(|device| device.is_host())
     }
 
-    fn work_of(&self, operator: usize) -> Option<Known> {
+    fn work_of(&self, operator: usize) -> Option<WorkLoad> {
         if self.is_on_host(operator) {
             return None;
         }
@@ -107,22 +107,22 @@ impl Finder<'_> {
         let section = self.control.section(operator);
         let replays = section.and_then(|number| Some((number, self.parts?.sections.get(number)?.work.sums())));
         if let Some((number, times)) = replays.filter(|(_, times)| times.runs > 0) {
-            return Some(Known::new(Work::Section(number, operator), times, rate));
+            return Some(WorkLoad::new(DeviceUser::Section(number, operator), times, rate));
         }
         let watched = self.control.watched().and_then(|watched| watched.work.as_ref());
         let times = watched.and_then(|work| work.times.get(operator)).map(|times| times.sums()).unwrap_or_default();
-        Some(Known::new(Work::Operator(operator), times, rate))
+        Some(WorkLoad::new(DeviceUser::Operator(operator), times, rate))
     }
 
     /// The copies of all hubs in its direction count for it. `None` if none was measured: most copies are quick.
-    fn copies(&self, hub: usize) -> Option<Known> {
+    fn copies(&self, hub: usize) -> Option<WorkLoad> {
         let connected = &self.hubs.all[hub];
         let reader = &self.control.watched()?.work.as_ref()?.reader;
         let times = reader.copies(self.is_on_host(connected.to)).sums();
-        (times.runs > 0).then(|| Known::new(Work::Copies(hub), times, self.passes(hub)))
+        (times.runs > 0).then(|| WorkLoad::new(DeviceUser::Copies(hub), times, self.passes(hub)))
     }
 
-    fn waits_for(&self, known: &Known, waits: usize, share: f64) -> Bottleneck {
+    fn waits_for(&self, known: &WorkLoad, waits: usize, share: f64) -> Bottleneck {
         let (share, waiter) = (percent(share), &self.control.names[waits]);
         let each = |of: &str| known.mean.map_or(String::new(), |mean| format!(", {} for each {of}", time(mean)));
         let device = |operator: usize| match self.parts.and_then(|parts| parts.devices.get(operator)) {
@@ -130,7 +130,7 @@ impl Finder<'_> {
             None => "a device".into(),
         };
         match known.work {
-            Work::Copies(hub) => {
+            DeviceUser::Copies(hub) => {
                 let (at, each) = (self.hubs.all[hub].state.name().clone(), each("message"));
                 let window = self.window();
                 let sentence = format!(
@@ -138,7 +138,7 @@ impl Finder<'_> {
                 );
                 Bottleneck { at, reason: Reason::Device, sentence }
             }
-            Work::Section(number, operator) => {
+            DeviceUser::Section(number, operator) => {
                 let section = self.control.section_name(number);
                 let what = format!(
                     "`{waiter}` waited for the work of its section `{section}` on {} {share} of the time{}",
@@ -147,7 +147,7 @@ impl Finder<'_> {
                 );
                 self.operator(operator, Reason::Device, &what)
             }
-            Work::Operator(own) => {
+            DeviceUser::Operator(own) => {
                 let work =
                     if own == waits { "it waited for".into() } else { format!("`{waiter}` waited for its work on") };
                 let what = format!("{work} {} {share} of the time{}", device(own), each("run"));
@@ -157,23 +157,23 @@ impl Finder<'_> {
     }
 }
 
-impl Known {
-    fn new(work: Work, times: DeviceTime, rate: f64) -> Self {
+impl WorkLoad {
+    fn new(work: DeviceUser, times: DeviceTime, rate: f64) -> Self {
         let mean = (times.runs > 0).then(|| times.mean());
         Self { work, mean, load: mean.map_or(0.0, |mean| mean.as_secs_f64() * rate) }
     }
 
     fn operator(&self) -> Option<usize> {
         match self.work {
-            Work::Operator(operator) | Work::Section(_, operator) => Some(operator),
-            Work::Copies(_) => None,
+            DeviceUser::Operator(operator) | DeviceUser::Section(_, operator) => Some(operator),
+            DeviceUser::Copies(_) => None,
         }
     }
 
     /// A section has many operators.
     fn is_same(&self, other: &Self) -> bool {
         match (self.work, other.work) {
-            (Work::Section(one, _), Work::Section(two, _)) => one == two,
+            (DeviceUser::Section(one, _), DeviceUser::Section(two, _)) => one == two,
             (one, two) => one == two,
         }
     }

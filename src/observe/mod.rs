@@ -211,7 +211,7 @@ use self::{
     hooks::{Hook, WarningQueue},
     records::{Records, Sampling, WarningSink},
     timeline::Timeline,
-    triggers::{Cause, Triggers},
+    triggers::{TriggerCause, Triggers},
     watchdogs::Limits,
 };
 use crate::{
@@ -386,29 +386,29 @@ impl Observe {
     /// ```
     #[must_use]
     pub fn when_slower(self, path: impl Into<String>, limit: Duration, file: impl Into<PathBuf>) -> Self {
-        self.when(Cause::Slower(path.into(), limit), file.into())
+        self.when(TriggerCause::Slower(path.into(), limit), file.into())
     }
 
     /// The same, when operators have [stalled](crate::ErrorKind::Stalled), whether that fails the flow or not.
     #[must_use]
     pub fn when_stalled(self, file: impl Into<PathBuf>) -> Self {
-        self.when(Cause::Stalled, file.into())
+        self.when(TriggerCause::Stalled, file.into())
     }
 
     /// The same, when a flow fails; not when it is aborted.
     #[must_use]
     pub fn when_failed(self, file: impl Into<PathBuf>) -> Self {
-        self.when(Cause::Failed, file.into())
+        self.when(TriggerCause::Failed, file.into())
     }
 
     /// The same, when an operator was seen in one poll for longer than `limit`: meanwhile it blocks a thread of
     /// the runtime. An interval between two samples is the error.
     #[must_use]
     pub fn when_blocked(self, limit: Duration, file: impl Into<PathBuf>) -> Self {
-        self.when(Cause::Blocked(limit), file.into())
+        self.when(TriggerCause::Blocked(limit), file.into())
     }
 
-    fn when(mut self, cause: Cause, file: PathBuf) -> Self {
+    fn when(mut self, cause: TriggerCause, file: PathBuf) -> Self {
         self.recorder.get_or_insert_with(|| FlightRecorder::new(RECORDED));
         self.shared.triggers.add(cause, file);
         self

@@ -14,7 +14,7 @@ const COOL_DOWN: Duration = Duration::from_secs(60);
 
 /// When a trace is saved.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Cause {
+pub(super) enum TriggerCause {
     /// A message took longer on the path of this name.
     Slower(String, Duration),
     Stalled,
@@ -40,20 +40,20 @@ pub(super) struct Triggers(Mutex<Vec<Arc<Trigger>>>);
 
 #[derive(Debug)]
 struct Trigger {
-    cause: Cause,
+    cause: TriggerCause,
     file: PathBuf,
     /// When it has last fired.
     fired: Mutex<Option<Instant>>,
 }
 
 impl Triggers {
-    pub(super) fn add(&self, cause: Cause, file: PathBuf) {
+    pub(super) fn add(&self, cause: TriggerCause, file: PathBuf) {
         lock(&self.0).push(Arc::new(Trigger { cause, file, fired: Mutex::default() }));
     }
 
     /// True if the paths of messages matter.
     pub(super) fn look_at_paths(&self) -> bool {
-        lock(&self.0).iter().any(|trigger| matches!(trigger.cause, Cause::Slower(..)))
+        lock(&self.0).iter().any(|trigger| matches!(trigger.cause, TriggerCause::Slower(..)))
     }
 
     /// Saves the last seconds of a flow for each trigger whose cause is there. `is_last`: at the end of the flow, before
@@ -99,7 +99,7 @@ impl Trigger {
     }
 }
 
-impl Cause {
+impl TriggerCause {
     fn why(&self, happened: &Happened) -> Option<String> {
         match self {
             Self::Slower(path, limit) => {
@@ -124,7 +124,12 @@ mod tests {
     #[test]
     fn a_cause_is_what_it_says() {
         let limit = Duration::from_millis(20);
-        let all = [Cause::Slower("a > b".into(), limit), Cause::Stalled, Cause::Failed, Cause::Blocked(limit)];
+        let all = [
+            TriggerCause::Slower("a > b".into(), limit),
+            TriggerCause::Stalled,
+            TriggerCause::Failed,
+            TriggerCause::Blocked(limit),
+        ];
         let why = |happened: &Happened| all.clone().map(|cause| cause.why(happened).is_some());
         let none = Happened::default();
         assert_eq!(why(&none), [false; 4]);
@@ -145,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_trigger_rests_after_it_has_fired() {
-        let trigger = Trigger { cause: Cause::Stalled, file: PathBuf::new(), fired: Mutex::default() };
+        let trigger = Trigger { cause: TriggerCause::Stalled, file: PathBuf::new(), fired: Mutex::default() };
         assert!(trigger.takes_turn() && !trigger.takes_turn());
         let Some(past) = Instant::now().checked_sub(COOL_DOWN) else { return };
         *lock(&trigger.fired) = Some(past);
