@@ -46,10 +46,14 @@ impl Client {
         Self { address: page.address(), host: page.address().to_string(), cookie: None }
     }
 
-    /// With the cookie that the key of the page's URL buys.
     async fn with_key(page: &Page) -> Self {
-        let mut client = Self::new(page);
-        let (_, key) = page.url().split_once("#key=").unwrap();
+        Self::of_url(page.url()).await
+    }
+
+    /// With the cookie that the key of a page's URL buys.
+    async fn of_url(url: &str) -> Self {
+        let (host, key) = url.trim().strip_prefix("http://").unwrap().split_once("/#key=").unwrap();
+        let mut client = Self { address: host.parse().unwrap(), host: host.to_owned(), cookie: None };
         let answer = client.post("/session", key).await;
         assert_eq!(answer.status, 204);
         let cookie = &answer.headers["set-cookie"];
@@ -534,4 +538,48 @@ fn a_page_shows_a_runtime_whose_workers_are_all_blocked() {
     });
     viewer.join().unwrap();
     assert!(seen.load(Ordering::Relaxed));
+}
+
+const CHILD: &str = "child_whose_environment_asks_for_a_page";
+
+/// Runs a flow that is not observed until the standard input ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a process of its own"]
+async fn child_whose_environment_asks_for_a_page() {
+    if std::env::var_os("WAKELINE_PAGE").is_none() {
+        return;
+    }
+    let mut flow = Flow::new("ticking");
+    let tick = flow.add("tick", source(async || Ok(Some(()))));
+    let tock = flow.add("tock", sink(async |()| Ok(())));
+    flow.connect(tick.output, tock.input);
+    let running = flow.spawn().unwrap();
+    tokio::io::stdin().read_to_end(&mut Vec::new()).await.unwrap();
+    running.stop();
+    running.await.unwrap();
+}
+
+#[tokio::test]
+async fn the_environment_asks_for_a_page_of_every_flow() {
+    let mut child = tokio::process::Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", CHILD, "--ignored"]).env("WAKELINE_PAGE", "127.0.0.1:0");
+    let pipe = std::process::Stdio::piped;
+    let mut child = child.stdin(pipe()).stdout(std::process::Stdio::null()).stderr(pipe()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let url = loop {
+        let line = lines.next_line().await.unwrap().expect("it prints the URL");
+        if let Some((_, url)) = line.split_once("see the flows run at ") {
+            break url.to_owned();
+        }
+    };
+    let mut viewer = Client::of_url(&url).await.view().await;
+    let picture = loop {
+        let picture = viewer.picture().await;
+        if picture["flows"][0].is_object() {
+            break picture;
+        }
+    };
+    assert_eq!((&picture["flows"][0]["name"], &picture["controls"]), (&"ticking".into(), &false.into()));
+    drop(child.stdin.take());
+    assert!(child.wait().await.unwrap().success());
 }

@@ -1,10 +1,7 @@
-//! The live page in headless Chromium: `.ci/full page`. `browser.mjs` looks at it, and says what is wrong there. Pictures are
-//! saved in the folder `WAKELINE_PAGES`, if it is set.
+//! The live page in headless Chromium: `.ci/full page`. `browser.mjs` looks at it, says what is wrong there, and saves pictures in
+//! the folder `WAKELINE_PAGES`, without which nothing is done.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{path::Path, time::Duration};
 
 use common::*;
 use tokio::process::Command;
@@ -16,11 +13,11 @@ use wakeline::{
 
 /// Looks at a page as `scene`.
 async fn look(watch: &Observe, scene: &str) {
+    let Some(folder) = std::env::var_os("WAKELINE_PAGES") else { return };
     let page = watch.page_with("127.0.0.1:0", PageOptions::new().controls(true)).await.unwrap();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("page_browser/browser.mjs");
     let mut node = Command::new("node");
-    node.arg(script).arg(scene).arg(page.url());
-    node.args(std::env::var_os("WAKELINE_PAGES").map(PathBuf::from));
+    node.arg(script).arg(scene).arg(page.url()).arg(folder);
     let status = tokio::time::timeout(Duration::from_secs(120), node.status()).await.unwrap().unwrap();
     assert!(status.success(), "{scene}: see above");
 }
@@ -71,6 +68,7 @@ async fn a_busy_flow() {
     let watch = Observe::new().record(65_536);
     let running = busy(&emulated(), &watch);
     look(&watch, "busy").await;
+    running.stop();
     running.await.unwrap();
 }
 
