@@ -24,7 +24,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::oneshot;
+use tokio::{runtime, sync::oneshot};
 
 use super::{
     DeviceReport, FlowObserver, Handle, HubReport, OnStall, Report, Running, SectionReport,
@@ -33,7 +33,7 @@ use super::{
     link::{self, Attached, Linking},
     searches::TimeLimit,
     section,
-    spawn::{Threads, guarded, spawn},
+    spawn::{Threads, guarded, in_simulation, spawn},
     starting::starting,
     supervisor::Supervisor,
     thread::{OwnThread, run_on_own_thread},
@@ -255,7 +255,7 @@ async fn drive(start: RunSetup, watched: EndWatchersOnDrop, sender: &oneshot::Se
     match building.await {
         Ok(()) => {
             control.set_hubs(hubs);
-            set_parts(&control, &members, &stats);
+            set_parts(&control, &members, &stats, threads);
         }
         Err(error) => failure = Some(error),
     }
@@ -373,7 +373,7 @@ async fn drive(start: RunSetup, watched: EndWatchersOnDrop, sender: &oneshot::Se
 }
 
 /// Sets what observers show besides.
-fn set_parts(control: &Arc<Control>, members: &[FlowOperator], stats: &[Arc<section::SectionStats>]) {
+fn set_parts(control: &Arc<Control>, members: &[FlowOperator], stats: &[Arc<section::SectionStats>], threads: Threads) {
     let mut devices = vec![Device::host(); control.tasks.len()];
     let mut may_block = vec![false; devices.len()];
     for member in members {
@@ -384,7 +384,13 @@ fn set_parts(control: &Arc<Control>, members: &[FlowOperator], stats: &[Arc<sect
         let (work, stats) = (stats.work.clone(), stats.clone());
         SectionParts { counts: Box::new(move || stats.counts()), work }
     };
-    let _ = control.observed.set(FlowParts { devices, may_block, sections: stats.iter().map(parts).collect() });
+    let sections = stats.iter().map(parts).collect();
+    let workers = match threads {
+        _ if in_simulation() => None,
+        Threads::This => Some(1),
+        Threads::Any => runtime::Handle::try_current().ok().map(|runtime| runtime.metrics().num_workers()),
+    };
+    let _ = control.observed.set(FlowParts { devices, may_block, workers, sections });
 }
 
 async fn first_phase(mut member: FlowOperator, flow: u64, node: Arc<OperatorTask>) -> (FlowOperator, Result<()>) {

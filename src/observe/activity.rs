@@ -164,13 +164,14 @@ pub(super) fn activity(control: &Control, hubs: &Hubs, operator: usize) -> Activ
     match status {
         Status::WaitTime(_) => Activity::Time,
         Status::Ready => Activity::Worker,
-        _ if task.is_woken() => Activity::Worker,
         // An ingress.
-        Status::WaitEvent if cell.has_workers() => at_outputs(hubs, operator).unwrap_or(Activity::Outside),
-        _ => at_inputs(hubs, operator, false)
-            .or_else(|| at_outputs(hubs, operator))
+        Status::WaitEvent if cell.has_workers() => at_outputs(hubs, operator).unwrap_or(otherwise(Activity::Outside)),
+        // One that was woken may still lack something at another port.
+        _ => at_inputs(hubs, operator, false).or_else(|| at_outputs(hubs, operator)).unwrap_or_else(|| {
             // At its ports: for more messages than there are, or at a hub of chunks.
-            .unwrap_or_else(|| elsewhere(if cell.waits_elsewhere() { Activity::Condition } else { Activity::Message })),
+            let wait = if cell.waits_elsewhere() { Activity::Condition } else { Activity::Message };
+            if task.is_woken() { Activity::Worker } else { elsewhere(wait) }
+        }),
     }
 }
 

@@ -9,6 +9,21 @@
 //!   read  ── waits for room 90 % ──>  upper  ── runs 95 % ──>  write  waits for messages 92 %
 //!                                       ^ the bottleneck
 //! ```
+//!
+//! An operator that only waits, for a time or a condition or outside of wakeline, without any writer waiting for it, may do
+//! so on purpose: one that reports once a second, or that listens for commands. It limits the flow only if no operator is
+//! at its limit. The same holds for an ingress.
+//!
+//! The first of these that is found is the answer:
+//!
+//! 1. a poll that blocks a worker for long while other operators wait for one
+//! 2. an operator that is at work, or makes its writer wait, nearly [`ALL`] of the time
+//! 3. one that only waits, nearly all of the time
+//! 4. worker threads that are busy nearly all of the time
+//! 5. a hub whose two ends take turns
+//! 6. the second and third with [`BUSY`]
+//! 7. operators that are ready and wait for a worker
+//! 8. a loop, whose operators take turns since too few messages are in it
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -16,7 +31,7 @@ use super::{
     activity::Activity,
     records::{HubSummary, OperatorSummary, Summary},
 };
-use crate::operator::control::{Control, Hubs};
+use crate::operator::control::{Control, FlowParts, Hubs};
 
 /// With fewer samples nothing is said.
 const FEWEST: u32 = 20;
@@ -51,7 +66,7 @@ pub struct Bottleneck {
 pub enum Reason {
     /// The operator computes on the host.
     Host,
-    /// The operator's work on a device, which it or an operator behind it waits for.
+    /// The operator's work on a device, which it or an operator behind it waits for; or the copies of the hub.
     Device,
     /// The operator waits for memory.
     Memory,
@@ -82,31 +97,45 @@ impl fmt::Display for Bottleneck {
 /// The activities in which an operator waits neither for others of its flow nor for a worker.
 const OWN: [Activity; 6] =
     [Activity::Runs, Activity::Device, Activity::Memory, Activity::Time, Activity::Condition, Activity::Future];
+/// Those in which it neither computes nor uses a device: perhaps on purpose.
+const IDLE: [Activity; 3] = [Activity::Time, Activity::Condition, Activity::Future];
 
-struct Finder<'a> {
-    control: &'a Control,
-    hubs: &'a Hubs,
-    summary: &'a Summary,
+pub(super) struct Finder<'a> {
+    pub(super) control: &'a Control,
+    pub(super) hubs: &'a Hubs,
+    pub(super) summary: &'a Summary,
+    pub(super) parts: Option<&'a FlowParts>,
 }
 
 pub(super) fn find(control: &Control, hubs: &Hubs, summary: &Summary) -> Option<Bottleneck> {
-    let finder = Finder { control, hubs, summary };
+    let finder = Finder { control, hubs, summary, parts: control.observed.get() };
     if summary.samples < FEWEST {
         return None;
     }
+    // An ingress says least: its callers may wait for an operator that is not busy all of the time.
+    let idle = finder.idle(ALL).filter(|(_, activity)| *activity != Activity::Outside);
     finder
         .blocked_worker()
-        .or_else(|| finder.busiest(ALL))
+        .or_else(|| finder.at_work(ALL))
+        .or_else(|| idle.map(|(number, activity)| finder.because(number, activity)))
+        .or_else(|| finder.busy_workers())
         .or_else(|| finder.hub())
-        .or_else(|| finder.busiest(BUSY))
-        .or_else(|| finder.waiting())
+        .or_else(|| finder.at_work(BUSY))
+        .or_else(|| finder.idle(BUSY).map(|(number, activity)| finder.because(number, activity)))
+        .or_else(|| finder.workers())
+        .or_else(|| finder.in_loop())
 }
 
-impl Finder<'_> {
-    fn operators(&self) -> impl Iterator<Item = (usize, &OperatorSummary)> {
+impl<'a> Finder<'a> {
+    fn operators(&self) -> impl Iterator<Item = (usize, &'a OperatorSummary)> + use<'_, 'a> {
         let all = self.summary.operators.iter().enumerate();
         // The operators of a section are one task.
         all.filter(|(number, _)| !self.control.is_represented(*number))
+    }
+
+    /// Those that have not ended.
+    fn open(&self) -> impl Iterator<Item = usize> + use<'_, 'a> {
+        self.operators().map(|(number, _)| number).filter(|number| self.share(*number, Activity::Ended) < 0.5)
     }
 
     fn share(&self, operator: usize, activity: Activity) -> f64 {
@@ -117,14 +146,41 @@ impl Finder<'_> {
         OWN.iter().map(|activity| self.share(operator, *activity)).sum()
     }
 
-    fn hub_summary(&self, number: usize) -> HubSummary {
+    /// The largest share of an operator's time that it spends neither way, and with what.
+    fn main(&self, operator: usize) -> (Activity, f64) {
+        let shares = OWN.map(|activity| (activity, self.share(operator, activity)));
+        shares.into_iter().max_by(|one, other| one.1.total_cmp(&other.1)).unwrap_or((Activity::Runs, 0.0))
+    }
+
+    pub(super) fn hub_summary(&self, number: usize) -> HubSummary {
         self.summary.hubs.get(number).copied().unwrap_or_default()
     }
 
-    /// The largest share of the time for which a queue before the operator was full.
-    fn pressed(&self, operator: usize) -> f64 {
+    /// Runs in a second.
+    pub(super) fn rate(&self, operator: usize) -> f64 {
+        let runs = self.control.tasks[operator].status_cell().runs();
+        let before = self.summary.operators.get(operator).map_or(runs, |operator| operator.runs);
+        runs.saturating_sub(before) as f64 / self.summary.window.as_secs_f64().max(0.001)
+    }
+
+    /// The largest share of the time for which a queue before the operator was full. `waiting`: only queues that make
+    /// their writers wait.
+    fn pressed(&self, operator: usize, waiting: bool) -> f64 {
         let before = self.hubs.all.iter().enumerate().filter(|(_, hub)| hub.to == operator && hub.from != operator);
+        let before = before.filter(|(_, hub)| !waiting || hub.writer_waits);
         before.map(|(number, _)| self.hub_summary(number).full).fold(0.0, f64::max)
+    }
+
+    /// The largest share of the time for which an operator behind it waited for its messages.
+    fn starves(&self, operator: usize) -> f64 {
+        let behind = self.hubs.all.iter().enumerate().filter(|(_, hub)| hub.from == operator && hub.to != operator);
+        behind.map(|(number, _)| self.hub_summary(number).message).fold(0.0, f64::max)
+    }
+
+    /// It only waits, without any writer that waits for it.
+    fn is_idle(&self, operator: usize) -> bool {
+        let activity = self.main(operator).0;
+        IDLE.contains(&activity) && self.pressed(operator, true) < NOTABLE
     }
 
     fn most(&self, activity: Activity) -> Option<(usize, f64)> {
@@ -132,9 +188,9 @@ impl Finder<'_> {
         shares.max_by(|one, other| one.1.total_cmp(&other.1))
     }
 
-    fn operator(&self, number: usize, reason: Reason, what: &str) -> Bottleneck {
+    pub(super) fn operator(&self, number: usize, reason: Reason, what: &str) -> Bottleneck {
         let (at, window) = (self.control.names[number].clone(), self.window());
-        let full = self.pressed(number);
+        let full = self.pressed(number, false);
         let queue = if full >= NOTABLE {
             format!(": its queue was full {} of the {window};", percent(full))
         } else {
@@ -144,15 +200,20 @@ impl Finder<'_> {
         Bottleneck { at, reason, sentence }
     }
 
-    fn window(&self) -> String {
+    pub(super) fn window(&self) -> String {
         let seconds = self.summary.window.as_secs_f64();
         if seconds < 9.5 { format!("last {seconds:.1} s") } else { format!("last {seconds:.0} s") }
+    }
+
+    fn has_own_thread(&self, operator: usize) -> bool {
+        self.parts.is_some_and(|parts| parts.may_block.get(operator).is_some_and(|has| *has))
     }
 
     /// An operator that blocks a worker, if others wait for one meanwhile.
     fn blocked_worker(&self) -> Option<Bottleneck> {
         let (_, waits) = self.most(Activity::Worker)?;
-        let (number, blocks) = self.operators().max_by_key(|(_, operator)| operator.longest_poll)?;
+        let blocking = self.operators().filter(|(number, _)| !self.has_own_thread(*number));
+        let (number, blocks) = blocking.max_by_key(|(_, operator)| operator.longest_poll)?;
         if waits < NOTABLE || blocks.longest_poll < BLOCKS {
             return None;
         }
@@ -166,23 +227,40 @@ impl Finder<'_> {
     }
 
     /// The operator that the others wait for.
-    fn busiest(&self, least: f64) -> Option<Bottleneck> {
-        let score = |number: usize| self.own(number) + 0.3 * self.pressed(number);
-        let open = self.operators().filter(|(number, _)| self.share(*number, Activity::Ended) < 0.5);
-        let (number, _) = open.max_by(|one, other| score(one.0).total_cmp(&score(other.0)))?;
-        let elsewhere = self.share(number, Activity::Device) + self.share(number, Activity::Memory);
-        if self.own(number) < least && elsewhere < BUSY {
-            return None;
-        }
-        let shares = OWN.map(|activity| (activity, self.share(number, activity)));
-        let (activity, share) = shares.into_iter().max_by(|one, other| one.1.total_cmp(&other.1))?;
-        let share = percent(share);
+    fn at_work(&self, least: f64) -> Option<Bottleneck> {
+        let elsewhere = |number: usize| self.share(number, Activity::Device) + self.share(number, Activity::Memory);
+        let busy = self.open().filter(|number| self.own(*number) >= least || elsewhere(*number) >= BUSY);
+        let score = |number: usize| self.own(number) + 0.3 * self.pressed(number, false).max(self.starves(number));
+        let all = busy.filter(|number| !self.is_idle(*number)).map(|number| (number, score(number)));
+        let (number, _) = all.max_by(|one, other| one.1.total_cmp(&other.1))?;
+        Some(self.because(number, self.main(number).0))
+    }
+
+    /// The operator that only waits, and what it waits for. Of several, those behind it and its rate decide.
+    fn idle(&self, least: f64) -> Option<(usize, Activity)> {
+        let fastest = self.open().map(|number| self.rate(number)).fold(f64::MIN_POSITIVE, f64::max);
+        let score = |number: usize, share: f64| share + 0.3 * self.starves(number) + 0.1 * self.rate(number) / fastest;
+        let kind = |number: usize| {
+            let outside = self.share(number, Activity::Outside);
+            let found = if outside >= BUSY { (Activity::Outside, outside) } else { self.main(number) };
+            let share = if found.0 == Activity::Outside { outside } else { self.own(number) };
+            (found.0 == Activity::Outside || self.is_idle(number)).then_some((number, found.0, share))
+        };
+        let all = self.open().filter_map(kind).filter(|(.., share)| *share >= least);
+        let all = all.map(|(number, activity, share)| (number, activity, score(number, share)));
+        let (number, activity, _) = all.max_by(|one, other| one.2.total_cmp(&other.2))?;
+        Some((number, activity))
+    }
+
+    /// Why an operator limits the flow.
+    fn because(&self, number: usize, activity: Activity) -> Bottleneck {
+        let share = percent(self.share(number, activity));
         let waits = || match &self.control.status(number).waits_for[..] {
             [] => String::new(),
             waits => format!(" ({})", waits.join(", ")),
         };
-        Some(match activity {
-            Activity::Device => self.device(number, &share),
+        match activity {
+            Activity::Device => self.device(number, self.share(number, activity)),
             Activity::Memory => {
                 self.operator(number, Reason::Memory, &format!("it waited for memory {share}{}", waits()))
             }
@@ -196,42 +274,30 @@ impl Finder<'_> {
                 );
                 self.operator(number, Reason::Future, &what)
             }
+            Activity::Outside => {
+                let what = format!("it waited for callers outside of the flow {share} of the time");
+                self.operator(number, Reason::Outside, &what)
+            }
             _ => self.operator(number, Reason::Host, &format!("it computed {share} of the time")),
-        })
+        }
     }
 
-    /// The operator whose device work `waits` waited for: itself, or the only nearest one before it on a device.
-    fn device(&self, waits: usize, share: &str) -> Bottleneck {
-        let devices = self.control.observed.get().map(|known| &known.devices[..]).unwrap_or_default();
-        let on_host = |operator: usize| devices.get(operator).is_none_or(|device| device.is_host());
-        let (mut found, mut open, mut seen) = (Vec::new(), vec![waits], vec![false; self.control.tasks.len()]);
-        while let Some(operator) = open.pop() {
-            if std::mem::replace(&mut seen[operator], true) {
-                continue;
-            }
-            if on_host(operator) {
-                open.extend(self.hubs.all.iter().filter(|hub| hub.to == operator).map(|hub| hub.from));
-            } else {
-                found.push(operator);
-            }
+    /// The operators that compute keep all workers of the runtime busy.
+    fn busy_workers(&self) -> Option<Bottleneck> {
+        let workers = self.parts?.workers? as f64;
+        let shared = self.open().filter(|number| !self.has_own_thread(*number));
+        let runs = shared.map(|number| self.share(number, Activity::Runs)).sum::<f64>();
+        let (number, waits) = self.most(Activity::Worker)?;
+        if runs < ALL * workers || waits < NOTABLE {
+            return None;
         }
-        let waiter = &self.control.names[waits];
-        match found[..] {
-            [own] if own == waits => {
-                let what = format!("it waited for {} {share} of the time", devices[own].name());
-                self.operator(own, Reason::Device, &what)
-            }
-            [before] => {
-                let what = format!("`{waiter}` waited for its work on {} {share} of the time", devices[before].name());
-                self.operator(before, Reason::Device, &what)
-            }
-            _ => {
-                let what = format!(
-                    "it waited for a device {share} of the time: see the device times of the operators before it"
-                );
-                self.operator(waits, Reason::Device, &what)
-            }
-        }
+        let what = format!(
+            "it was ready and waited for a worker thread {}: the runtime has {workers}, and the flow's operators computed \
+             on them {} of the time",
+            percent(waits),
+            percent((runs / workers).min(1.0))
+        );
+        Some(self.operator(number, Reason::Workers, &what))
     }
 
     /// The hub whose ends take turns.
@@ -266,25 +332,45 @@ impl Finder<'_> {
         Some(Bottleneck { at, reason: Reason::Capacity, sentence })
     }
 
-    /// Nothing within the flow is busy.
-    fn waiting(&self) -> Option<Bottleneck> {
+    /// Operators that are ready wait for a worker.
+    fn workers(&self) -> Option<Bottleneck> {
         let (number, share) = self.most(Activity::Worker)?;
-        if share >= NOTABLE {
-            let what = format!(
-                "it was ready and waited for a worker thread {}: the runtime has too few, or they are busy",
-                percent(share)
-            );
-            return Some(self.operator(number, Reason::Workers, &what));
+        let what = || {
+            let share = percent(share);
+            format!("it was ready and waited for a worker thread {share}: the runtime has too few, or they are busy")
+        };
+        (share >= NOTABLE).then(|| self.operator(number, Reason::Workers, &what()))
+    }
+
+    /// The operator of a loop that takes the longest of its operators, if nearly always one of them is busy.
+    fn in_loop(&self) -> Option<Bottleneck> {
+        let loops: Vec<_> = self.open().filter(|number| self.reaches_itself(*number)).collect();
+        let longest = loops.iter().copied().max_by(|one, other| self.own(*one).total_cmp(&self.own(*other)))?;
+        if loops.iter().map(|number| self.own(*number)).sum::<f64>() < BUSY {
+            return None;
         }
-        let (number, share) = self.most(Activity::Outside)?;
-        if share >= BUSY {
-            let what = format!("it waited for callers outside of the flow {} of the time", percent(share));
-            return Some(self.operator(number, Reason::Outside, &what));
+        let (activity, _) = self.main(longest);
+        let mut found = self.because(longest, activity);
+        found.sentence.push_str(", and is in a loop whose operators took turns: too few messages are in it");
+        Some(found)
+    }
+
+    fn reaches_itself(&self, operator: usize) -> bool {
+        let (mut open, mut seen) = (vec![operator], vec![false; self.control.tasks.len()]);
+        while let Some(from) = open.pop() {
+            for hub in self.hubs.of(from).filter(|hub| hub.from == from) {
+                if hub.to == operator {
+                    return true;
+                }
+                if !std::mem::replace(&mut seen[hub.to], true) {
+                    open.push(hub.to);
+                }
+            }
         }
-        None
+        false
     }
 }
 
-fn percent(share: f64) -> String {
+pub(super) fn percent(share: f64) -> String {
     format!("{:.0} %", 100.0 * share)
 }

@@ -144,7 +144,8 @@
 //! and those of [traces](#traces) if it is paused.
 //! A flow is observed from when its operators have started.
 //!
-//! Shares are shares of the samples. A share of 50 % in 1,000 samples, 10 s, is exact to 3 percentage points (two standard
+//! The intervals between samples differ, by half of [`Observe::every`] at most, so that a flow with the same period is seen
+//! in all of its phases. Shares are shares of the samples. A share of 50 % in 1,000 samples, 10 s, is exact to 3 percentage points (two standard
 //! deviations).
 //!
 //! [`metrics`]: https://docs.rs/metrics
@@ -153,6 +154,7 @@
 
 mod activity;
 mod bottleneck;
+mod device_work;
 mod environment;
 mod flight;
 mod histogram;

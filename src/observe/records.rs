@@ -364,8 +364,13 @@ impl Records {
         for (hub, counts) in hubs.all.iter().zip(&mut bucket.hubs) {
             let fill = hub.state.fill();
             counts.full += u32::from(fill.queued >= fill.capacity);
-            let waits = [writer_waits(hub), reader_waits(hub, false)];
-            let any = |activity: Activity| u32::from(waits.contains(&Some(activity)));
+            // An end that computes does not wait, whatever the hub lacks.
+            let waits = [(hub.from, writer_waits(hub)), (hub.to, reader_waits(hub, false))];
+            let any = |activity: Activity| {
+                let is_it =
+                    |(end, wait): &(usize, _)| *wait == Some(activity) && activities.get(*end) == Some(&activity);
+                u32::from(waits.iter().any(is_it))
+            };
             counts.room += any(Activity::Room);
             counts.envelope += any(Activity::Envelope);
             counts.message += any(Activity::Message);
@@ -436,9 +441,11 @@ impl Bucket {
 struct Sampler {
     records: Vec<(Weak<Records>, Instant)>,
     has_thread: bool,
+    random: u64,
 }
 
-static SAMPLER: Mutex<Sampler> = Mutex::at(Level::Records, Sampler { records: Vec::new(), has_thread: false });
+static SAMPLER: Mutex<Sampler> =
+    Mutex::at(Level::Records, Sampler { records: Vec::new(), has_thread: false, random: 0x2545_f491_4f6c_dd1d });
 /// Signalled when a flow is added.
 static ADDED: LazyLock<Condvar> = LazyLock::new(Condvar::default);
 
@@ -506,14 +513,15 @@ impl Sampler {
     fn due(now: Instant) -> Option<Vec<Arc<Records>>> {
         let mut sampler = lock(&SAMPLER);
         let (mut due, mut gone) = (Vec::new(), Vec::new());
-        sampler.records.retain_mut(|(records, next)| {
+        let Self { records, random, .. } = &mut *sampler;
+        records.retain_mut(|(records, next)| {
             let Some(records) = records.upgrade() else { return false };
             if records.control.strong_count() == 0 || records.last().is_some() {
                 gone.push(records);
                 return false;
             }
             if *next <= now {
-                *next = now + records.sampling.every;
+                *next = now + irregular(records.sampling.every, random);
                 due.push(records);
             } else {
                 gone.push(records);
@@ -526,4 +534,13 @@ impl Sampler {
         drop(gone);
         more.then_some(due)
     }
+}
+
+/// Between half and one and a half of an interval: a flow with the same period is not always sampled at the same point.
+fn irregular(interval: Duration, random: &mut u64) -> Duration {
+    // Xorshift.
+    *random ^= *random << 13;
+    *random ^= *random >> 7;
+    *random ^= *random << 17;
+    interval.mul_f64(0.5 + (*random >> 11) as f64 / (1_u64 << 53) as f64)
 }

@@ -95,6 +95,8 @@ pub(crate) struct FlowParts {
     pub(crate) devices: Vec<Device>,
     /// By operator: it was given a thread of its own, which it may block.
     pub(crate) may_block: Vec<bool>,
+    /// The runtime's worker threads, if the flow's tasks may use them.
+    pub(crate) workers: Option<usize>,
     /// By section.
     pub(crate) sections: Vec<SectionParts>,
 }
