@@ -12,7 +12,8 @@ use common::{MapPorts, SinkPorts, SourcePorts, map, sink, source};
 use tokio::time::sleep;
 use wakeline::{
     Inputs, Running, Service, StreamPool,
-    condition::every,
+    condition::{every, memory},
+    memory::Allocator,
     observe::{Bottleneck, Observe, Reason},
     prelude::*,
 };
@@ -102,6 +103,21 @@ const PLANTED: [Planted; 10] = [
     Planted { name: "remote", make: remote, at: &["lookup"], reasons: &[Reason::Future] },
     // One message in 8 ms from outside, for operators that need microseconds. The ingress, or the hub behind it.
     Planted { name: "ingress", make: ingress, at: &["lines", "lines -> parse.input"], reasons: &[Reason::Outside] },
+];
+
+/// Made after the rule was changed for what the first ten showed, and before they ran for the first time.
+const FURTHER: [Planted; 5] = [
+    // The task outside takes a result in 8 ms; `work` needs microseconds. The egress, or the hub before it.
+    Planted { name: "egress", make: egress, at: &["results", "work.output -> results"], reasons: &[Reason::Outside] },
+    // `stage` waits for memory nearly always, but only because `consume` keeps it while it computes: more memory would lie
+    // in the queue.
+    Planted { name: "memory", make: memory_of_messages, at: &["consume"], reasons: &[Reason::Host] },
+    // Every second message goes to `slow`; `route` and `quick` wait for it.
+    Planted { name: "router", make: router, at: &["slow"], reasons: &[Reason::Host] },
+    // The kernel on the second device takes 6 ms, those on the first before and behind it 1 ms.
+    Planted { name: "devices", make: two_devices, at: &["middle"], reasons: &[Reason::Device] },
+    // 16 messages take the source some 60 ms and the store, with its flush, 90 ms; the queue has room for two flushes.
+    Planted { name: "flush", make: flush, at: &["store"], reasons: &[Reason::Host] },
 ];
 
 #[derive(Ports)]
@@ -356,6 +372,127 @@ fn ingress(flow: &mut Flow) -> Vec<Beside> {
     })]
 }
 
+/// A task outside is slow to take what comes out.
+fn egress(flow: &mut Flow) -> Vec<Beside> {
+    let read = flow.add("read", numbers());
+    let work = flow.add("work", pass());
+    flow.connect(read.output, work.input);
+    let mut results = flow.egress("results", work.output);
+    vec![Box::pin(async move {
+        while results.recv().await.is_some() {
+            sleep(ms(8)).await;
+        }
+    })]
+}
+
+/// Messages that carry memory of a small pool.
+fn memory_of_messages(flow: &mut Flow) -> Vec<Beside> {
+    let device = Device::emulated(Emulated::new());
+    let blocks = Allocator::blocks(&device, 1 << 10, 2).unwrap();
+    let read = flow.add("read", numbers());
+    let stage = map_with(async |_: u32, cx: &mut Cx| Ok(Host(cx.alloc::<u8>(1 << 10)?)));
+    let stage = flow.add("stage", stage).on(&device).allocator(&blocks).when(memory(&blocks, 1 << 10));
+    let consume = flow.add(
+        "consume",
+        sink(async |kept: Host<Buffer<u8>>| {
+            compute_for(ms(5));
+            drop(kept);
+            Ok(())
+        }),
+    );
+    flow.connect(read.output, stage.input);
+    flow.connect_with(stage.output, consume.input, HubOptions::bounded(4));
+    Vec::new()
+}
+
+#[derive(Ports)]
+struct RoutePorts {
+    #[input]
+    input: Input<u32>,
+    #[output]
+    even: Output<u32>,
+    #[output]
+    odd: Output<u32>,
+}
+
+struct Route(u64);
+
+impl Operator for Route {
+    type Ports = RoutePorts;
+
+    async fn compute(&mut self, ports: &mut RoutePorts, _cx: &mut Cx) -> Result<()> {
+        self.0 += 1;
+        let number = ports.input.take()?;
+        let to = if self.0.is_multiple_of(2) { &mut ports.even } else { &mut ports.odd };
+        Ok(to.send(number).await?)
+    }
+}
+
+/// One of two targets is slow.
+fn router(flow: &mut Flow) -> Vec<Beside> {
+    let read = flow.add("read", numbers());
+    let route = flow.add("route", Route(0));
+    let quick = flow.add("quick", ignore());
+    let slow = flow.add(
+        "slow",
+        sink(async |_: u32| {
+            compute_for(ms(6));
+            Ok(())
+        }),
+    );
+    flow.connect(read.output, route.input);
+    flow.connect_with(route.even, quick.input, HubOptions::bounded(4));
+    flow.connect_with(route.odd, slow.input, HubOptions::bounded(4));
+    Vec::new()
+}
+
+/// A chain over two devices.
+fn two_devices(flow: &mut Flow) -> Vec<Beside> {
+    let times = || Emulated::new().kernel_time("heavy", ms(6)).kernel_time("light", ms(1));
+    let [one, two] = [(); 2].map(|()| Device::emulated(times()));
+    let load = flow.add("load", Load);
+    let first = flow.add("first", lights()).on(&one);
+    let middle = map_with(async |mut envelope: Envelope<u32>, cx: &mut Cx| {
+        heavy::launch(cx.stream()?, &mut envelope)?;
+        Ok(envelope)
+    });
+    let middle = flow.add("middle", middle).on(&two);
+    let last = flow.add("last", lights()).on(&one);
+    let read = flow.add("read", read());
+    flow.connect_with(load.output, first.input, loaded());
+    flow.connect(first.output, middle.input);
+    flow.connect(middle.output, last.input);
+    flow.connect(last.output, read.input);
+    Vec::new()
+}
+
+/// A sink that is quick, except for every sixteenth message.
+fn flush(flow: &mut Flow) -> Vec<Beside> {
+    let poll = flow.add(
+        "poll",
+        source(async || {
+            sleep(ms(3)).await;
+            Ok(Some(1))
+        }),
+    );
+    let parse = flow.add("parse", pass());
+    let mut stored = 0_u64;
+    let store = flow.add(
+        "store",
+        sink(move |_: u32| {
+            stored += 1;
+            if stored.is_multiple_of(16) {
+                thread::sleep(ms(90));
+            }
+            std::future::ready(Ok(()))
+        }),
+    );
+    flow.connect(poll.output, parse.input);
+    flow.connect_with(parse.output, store.input, HubOptions::bounded(32));
+    store.on_own_thread();
+    Vec::new()
+}
+
 impl Planted {
     async fn run(&self) -> Option<Bottleneck> {
         let watch = Observe::new().keep(WINDOW);
@@ -386,15 +523,26 @@ impl Planted {
     }
 }
 
-#[test]
-fn of_ten_bottlenecks_eight_are_named() {
+/// The names of those that are not named rightly.
+fn wrong(planted: &[Planted]) -> Vec<&str> {
     let cases = std::env::var("WAKELINE_CASES").ok();
     let chosen = |case: &&Planted| cases.as_ref().is_none_or(|cases| cases.split(',').any(|name| name == case.name));
-    let wrong = PLANTED.iter().filter(chosen).filter(|case| {
+    let wrong = planted.iter().filter(chosen).filter(|case| {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();
         let found = runtime.block_on(case.run());
         !case.is_named(found.as_ref())
     });
-    let wrong = wrong.map(|case| case.name).collect::<Vec<_>>();
+    wrong.map(|case| case.name).collect()
+}
+
+#[test]
+fn of_ten_bottlenecks_eight_are_named() {
+    let wrong = wrong(&PLANTED);
     assert!(wrong.len() <= 2, "not named rightly: {wrong:?}");
+}
+
+#[test]
+fn of_five_more_four_are_named() {
+    let wrong = wrong(&FURTHER);
+    assert!(wrong.len() <= 1, "not named rightly: {wrong:?}");
 }
