@@ -295,6 +295,7 @@ impl<M: Message> Operator for EgressOperator<M> {
     async fn run(&mut self, ports: &mut SinkPorts<M>, cx: &mut Cx) -> Result<()> {
         let queue = self.0.queue();
         let _closing = CloseQueueOnDrop(&queue);
+        cx.operator_task().status_cell().set_is_egress();
         let boundary = Boundary::of_program(cx.operator_task().activity().clone());
         while cx.ready(ports).await {
             let mut message = DiscardOnDrop::new(ports.input.take()?);

@@ -35,7 +35,7 @@ pub enum Activity {
     Condition,
     /// Its run awaits a future that wakeline does not know: a timer, a file, a response.
     Future,
-    /// It waits for callers outside of the flow.
+    /// It waits outside of the flow: an ingress for callers, an egress for its reader.
     Outside,
     /// The flow is paused, or runs in [steps](crate::flow::Steps).
     Paused,
@@ -92,7 +92,7 @@ impl Activity {
             Self::Time => "waits for a time",
             Self::Condition => "waits for a condition",
             Self::Future => "awaits a future",
-            Self::Outside => "waits for callers",
+            Self::Outside => "waits outside the flow",
             Self::Paused => "paused",
             Self::Ended => "ended",
         }
@@ -169,7 +169,11 @@ pub(super) fn activity(control: &Control, hubs: &Hubs, operator: usize) -> Activ
         // One that was woken may still lack something at another port.
         _ => at_inputs(hubs, operator, false).or_else(|| at_outputs(hubs, operator)).unwrap_or_else(|| {
             // At its ports: for more messages than there are, or at a hub of chunks.
-            let wait = if cell.waits_elsewhere() { Activity::Condition } else { Activity::Message };
+            let wait = match cell.waits_elsewhere() {
+                true if cell.is_egress() => Activity::Outside,
+                true => Activity::Condition,
+                false => Activity::Message,
+            };
             if task.is_woken() { Activity::Worker } else { elsewhere(wait) }
         }),
     }

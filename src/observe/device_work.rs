@@ -11,7 +11,10 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use super::bottleneck::{Bottleneck, Finder, Reason, percent};
+use super::{
+    bottleneck::{Bottleneck, Reason},
+    finder::{Finder, percent},
+};
 use crate::stream::DeviceTime;
 
 /// Work that takes at least this share of the time for which an operator waits explains its wait.
@@ -119,21 +122,6 @@ impl Finder<'_> {
         let passed = connected.state.counts().taken.saturating_sub(self.hub_summary(hub).passed);
         let rate = passed as f64 / self.summary.window.as_secs_f64().max(0.001);
         (times.runs > 0).then(|| Known::new(Work::Copies(hub), times, rate))
-    }
-
-    fn leads_to(&self, from: usize, to: usize) -> bool {
-        let (mut open, mut seen) = (vec![from], vec![false; self.control.tasks.len()]);
-        while let Some(operator) = open.pop() {
-            for hub in self.hubs.of(operator).filter(|hub| hub.from == operator) {
-                if hub.to == to {
-                    return true;
-                }
-                if !std::mem::replace(&mut seen[hub.to], true) {
-                    open.push(hub.to);
-                }
-            }
-        }
-        false
     }
 
     fn waits_for(&self, known: &Known, waits: usize, share: f64) -> Bottleneck {

@@ -156,6 +156,7 @@ mod activity;
 mod bottleneck;
 mod device_work;
 mod environment;
+mod finder;
 mod flight;
 mod histogram;
 mod hooks;

@@ -4,7 +4,8 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
     activity::{Activity, Shares, activity},
-    bottleneck::{self, Bottleneck},
+    bottleneck::Bottleneck,
+    finder,
     paths::{PathCounts, PathSnapshot},
     records::{Records, Summary},
     warnings::{Warning, WarningCounts},
@@ -267,7 +268,7 @@ impl Snapshot {
             elapsed: control.clock.elapsed(),
             state: FlowState::of(flow),
             window: summary.window,
-            bottleneck: bottleneck::find(control, &hubs, summary),
+            bottleneck: finder::find(control, &hubs, summary),
             warnings: summary.warnings.clone(),
             warning_counts: summary.warning_counts,
             operators,

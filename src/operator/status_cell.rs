@@ -36,6 +36,8 @@ pub(crate) struct StatusCell {
     elsewhere: AtomicBool,
     /// Its runs execute in other tasks, or its ports are used there. The waits of those tasks are not shown here.
     has_workers: AtomicBool,
+    /// It is an egress: what it waits for besides its hubs is outside of the flow.
+    is_egress: AtomicBool,
     /// See [`ingress_waits`](Self::ingress_waits).
     asked: Mutex<Vec<IngressWait>>,
     /// One of [`responses`].
@@ -115,6 +117,7 @@ impl StatusCell {
             lacks: Mutex::default(),
             elsewhere: AtomicBool::new(false),
             has_workers: AtomicBool::new(false),
+            is_egress: AtomicBool::new(false),
             asked: Mutex::default(),
             responses: AtomicU8::new(responses::NONE),
         }
@@ -215,6 +218,14 @@ impl StatusCell {
 
     pub(crate) fn has_workers(&self) -> bool {
         self.has_workers.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_is_egress(&self) {
+        self.is_egress.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_egress(&self) -> bool {
+        self.is_egress.load(Ordering::Relaxed)
     }
 
     /// Records that the operator passes the responses of a service on to callers outside the flow, and whether it might
