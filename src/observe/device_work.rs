@@ -119,9 +119,7 @@ impl Finder<'_> {
         let connected = &self.hubs.all[hub];
         let reader = &self.control.watched()?.work.as_ref()?.reader;
         let times = reader.copies(self.is_on_host(connected.to)).sums();
-        let passed = connected.state.counts().taken.saturating_sub(self.hub_summary(hub).passed);
-        let rate = passed as f64 / self.summary.window.as_secs_f64().max(0.001);
-        (times.runs > 0).then(|| Known::new(Work::Copies(hub), times, rate))
+        (times.runs > 0).then(|| Known::new(Work::Copies(hub), times, self.passes(hub)))
     }
 
     fn waits_for(&self, known: &Known, waits: usize, share: f64) -> Bottleneck {

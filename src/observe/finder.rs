@@ -17,11 +17,11 @@
 //! The first of these that is found is the answer:
 //!
 //! 1. a poll that blocks a worker for long while other operators wait for one
-//! 2. an operator that is at work, or makes its writer wait, nearly [`ALL`] of the time
-//! 3. one that only waits, nearly all of the time
-//! 4. worker threads that are busy nearly all of the time
+//! 2. worker threads that are busy nearly [`ALL`] of the time, with no operator that computes for as much of it
+//! 3. an operator that is at work, or makes its writer wait, nearly all of the time
+//! 4. one that only waits, nearly all of the time
 //! 5. a hub whose two ends take turns
-//! 6. the second and third with [`BUSY`]
+//! 6. the third and fourth with [`BUSY`]
 //! 7. operators that are ready and wait for a worker
 //! 8. a loop, whose operators take turns since too few messages are in it
 
@@ -75,9 +75,9 @@ pub(super) fn find(control: &Control, hubs: &Hubs, summary: &Summary) -> Option<
     let idle = finder.idle(ALL).filter(|(_, activity)| *activity != Activity::Outside);
     finder
         .blocked_worker()
+        .or_else(|| finder.busy_workers())
         .or_else(|| finder.at_work(ALL))
         .or_else(|| idle.map(|(number, activity)| finder.because(number, activity)))
-        .or_else(|| finder.busy_workers())
         .or_else(|| finder.hub())
         .or_else(|| finder.at_work(BUSY))
         .or_else(|| finder.idle(BUSY).map(|(number, activity)| finder.because(number, activity)))
@@ -111,7 +111,7 @@ impl<'a> Finder<'a> {
         shares.into_iter().max_by(|one, other| one.1.total_cmp(&other.1)).unwrap_or((Activity::Runs, 0.0))
     }
 
-    pub(super) fn hub_summary(&self, number: usize) -> HubSummary {
+    fn hub_summary(&self, number: usize) -> HubSummary {
         self.summary.hubs.get(number).copied().unwrap_or_default()
     }
 
@@ -122,12 +122,21 @@ impl<'a> Finder<'a> {
         runs.saturating_sub(before) as f64 / self.summary.window.as_secs_f64().max(0.001)
     }
 
-    /// The largest share of the time for which a queue before the operator was full. `waiting`: only queues that make
-    /// their writers wait.
-    fn pressed(&self, operator: usize, waiting: bool) -> f64 {
-        let before = self.hubs.all.iter().enumerate().filter(|(_, hub)| hub.to == operator && hub.from != operator);
-        let before = before.filter(|(_, hub)| !waiting || hub.writer_waits);
-        before.map(|(number, _)| self.hub_summary(number).full).fold(0.0, f64::max)
+    /// Messages in a second.
+    pub(super) fn passes(&self, hub: usize) -> f64 {
+        let passed = self.hubs.all[hub].state.counts().taken.saturating_sub(self.hub_summary(hub).passed);
+        passed as f64 / self.summary.window.as_secs_f64().max(0.001)
+    }
+
+    /// The largest share of the time for which a queue before the operator was full.
+    fn pressed(&self, operator: usize) -> f64 {
+        self.before(operator).map(|hub| hub.full).fold(0.0, f64::max)
+    }
+
+    fn before(&self, operator: usize) -> impl Iterator<Item = HubSummary> + use<'_, 'a> {
+        let before = self.hubs.all.iter().enumerate();
+        let before = before.filter(move |(_, hub)| hub.to == operator && hub.from != operator);
+        before.map(|(number, _)| self.hub_summary(number))
     }
 
     /// The largest share of the time for which an operator behind it waited for its messages.
@@ -139,7 +148,7 @@ impl<'a> Finder<'a> {
     /// It only waits, without any writer that waits for it.
     fn is_idle(&self, operator: usize) -> bool {
         let activity = self.main(operator).0;
-        IDLE.contains(&activity) && self.pressed(operator, true) < NOTABLE
+        IDLE.contains(&activity) && self.before(operator).all(|hub| hub.room < NOTABLE)
     }
 
     fn most(&self, activity: Activity) -> Option<(usize, f64)> {
@@ -149,7 +158,7 @@ impl<'a> Finder<'a> {
 
     pub(super) fn operator(&self, number: usize, reason: Reason, what: &str) -> Bottleneck {
         let (at, window) = (self.control.names[number].clone(), self.window());
-        let full = self.pressed(number, false);
+        let full = self.pressed(number);
         let queue = if full >= NOTABLE {
             format!(": its queue was full {} of the {window};", percent(full))
         } else {
@@ -190,7 +199,7 @@ impl<'a> Finder<'a> {
         let elsewhere = |number: usize| self.share(number, Activity::Device) + self.share(number, Activity::Memory);
         let busy = self.open().filter(|number| self.own(*number) >= least || elsewhere(*number) >= BUSY);
         let busy: Vec<_> = busy.filter(|number| !self.is_idle(*number)).collect();
-        let score = |number: usize| self.own(number) + 0.3 * self.pressed(number, false).max(self.starves(number));
+        let score = |number: usize| self.own(number) + 0.3 * self.pressed(number).max(self.starves(number));
         // Memory may be kept by the messages that an operator behind it is too slow for.
         let lacks_memory = |number: usize| self.main(number).0 == Activity::Memory;
         let is_kept = |number: usize| {
@@ -202,13 +211,21 @@ impl<'a> Finder<'a> {
         Some(self.because(number, self.main(number).0))
     }
 
-    /// The operator that only waits, and what it waits for. Of several, those behind it and its rate decide.
+    /// The operator that only waits, if it does so for this share of the time, and what it waits for. Of several, those that
+    /// wait for its messages and its rate decide: one that runs a tenth as often counts half as much.
     fn idle(&self, least: f64) -> Option<(usize, Activity)> {
-        let fastest = self.open().map(|number| self.rate(number)).fold(f64::MIN_POSITIVE, f64::max);
-        let score = |number: usize| self.own(number) + 0.3 * self.starves(number) + 0.1 * self.rate(number) / fastest;
-        let idle = self.open().filter(|number| self.own(*number) >= least && self.is_idle(*number));
+        let fastest = self.open().map(|number| self.sends(number)).fold(f64::MIN_POSITIVE, f64::max);
+        let often = |number: usize| (self.sends(number) / fastest).max(0.001).powf(0.3);
+        let score = |number: usize| (self.own(number) + self.starves(number)) * often(number);
+        let idle = self.open().filter(|number| self.own(*number) >= BUSY && self.is_idle(*number));
         let (number, _) = idle.map(|number| (number, score(number))).max_by(|one, other| one.1.total_cmp(&other.1))?;
-        Some((number, self.main(number).0))
+        (self.own(number) >= least).then(|| (number, self.main(number).0))
+    }
+
+    /// Its runs in a second, or the messages that it sends if there are more: an ingress has no runs.
+    fn sends(&self, operator: usize) -> f64 {
+        let behind = self.hubs.all.iter().enumerate().filter(|(_, hub)| hub.from == operator);
+        behind.map(|(number, _)| self.passes(number)).fold(self.rate(operator), f64::max)
     }
 
     /// Why an operator limits the flow.
@@ -246,19 +263,15 @@ impl<'a> Finder<'a> {
     /// The operators that compute keep all workers of the runtime busy.
     fn busy_workers(&self) -> Option<Bottleneck> {
         let workers = self.parts?.workers? as f64;
-        let shared = self.open().filter(|number| !self.has_own_thread(*number));
-        let runs = shared.map(|number| self.share(number, Activity::Runs)).sum::<f64>();
-        let (number, waits) = self.most(Activity::Worker)?;
-        if runs < ALL * workers || waits < NOTABLE {
-            return None;
-        }
-        let what = format!(
-            "it was ready and waited for a worker thread {}: the runtime has {workers}, and the flow's operators computed \
-             on them {} of the time",
-            percent(waits),
-            percent((runs / workers).min(1.0))
-        );
-        Some(self.operator(number, Reason::Workers, &what))
+        let runs = |number: usize| self.share(number, Activity::Runs);
+        let shared: Vec<_> = self.open().filter(|number| !self.has_own_thread(*number)).collect();
+        let busy = shared.iter().map(|number| runs(*number)).sum::<f64>() / workers;
+        let most = shared.into_iter().max_by(|one, other| runs(*one).total_cmp(&runs(*other)))?;
+        let what = || {
+            let (busy, own) = (percent(busy.min(1.0)), percent(runs(most)));
+            format!("it computed {own} of the time, and with the others kept all {workers} worker threads busy {busy}")
+        };
+        (busy >= ALL && runs(most) < ALL).then(|| self.operator(most, Reason::Workers, &what()))
     }
 
     /// The hub whose ends take turns.
