@@ -22,7 +22,7 @@ const EXPLAINS: f64 = 0.5;
 
 /// Who works on a device.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Work {
+enum DeviceWork {
     Operator(usize),
     /// All operators of it; and the one that is nearest.
     Section(usize, usize),
@@ -32,7 +32,7 @@ enum Work {
 
 /// What is known of it.
 struct Known {
-    work: Work,
+    work: DeviceWork,
     mean: Option<Duration>,
     /// The share of the time for which it keeps a device busy.
     load: f64,
@@ -107,11 +107,11 @@ impl Finder<'_> {
         let section = self.control.section(operator);
         let replays = section.and_then(|number| Some((number, self.parts?.sections.get(number)?.work.sums())));
         if let Some((number, times)) = replays.filter(|(_, times)| times.runs > 0) {
-            return Some(Known::new(Work::Section(number, operator), times, rate));
+            return Some(Known::new(DeviceWork::Section(number, operator), times, rate));
         }
         let watched = self.control.watched().and_then(|watched| watched.work.as_ref());
         let times = watched.and_then(|work| work.times.get(operator)).map(|times| times.sums()).unwrap_or_default();
-        Some(Known::new(Work::Operator(operator), times, rate))
+        Some(Known::new(DeviceWork::Operator(operator), times, rate))
     }
 
     /// The copies of all hubs in its direction count for it. `None` if none was measured: most copies are quick.
@@ -119,7 +119,7 @@ impl Finder<'_> {
         let connected = &self.hubs.all[hub];
         let reader = &self.control.watched()?.work.as_ref()?.reader;
         let times = reader.copies(self.is_on_host(connected.to)).sums();
-        (times.runs > 0).then(|| Known::new(Work::Copies(hub), times, self.passes(hub)))
+        (times.runs > 0).then(|| Known::new(DeviceWork::Copies(hub), times, self.passes(hub)))
     }
 
     fn waits_for(&self, known: &Known, waits: usize, share: f64) -> Bottleneck {
@@ -130,7 +130,7 @@ impl Finder<'_> {
             None => "a device".into(),
         };
         match known.work {
-            Work::Copies(hub) => {
+            DeviceWork::Copies(hub) => {
                 let (at, each) = (self.hubs.all[hub].state.name().clone(), each("message"));
                 let window = self.window();
                 let sentence = format!(
@@ -138,7 +138,7 @@ impl Finder<'_> {
                 );
                 Bottleneck { at, reason: Reason::Device, sentence }
             }
-            Work::Section(number, operator) => {
+            DeviceWork::Section(number, operator) => {
                 let section = self.control.section_name(number);
                 let what = format!(
                     "`{waiter}` waited for the work of its section `{section}` on {} {share} of the time{}",
@@ -147,7 +147,7 @@ impl Finder<'_> {
                 );
                 self.operator(operator, Reason::Device, &what)
             }
-            Work::Operator(own) => {
+            DeviceWork::Operator(own) => {
                 let work =
                     if own == waits { "it waited for".into() } else { format!("`{waiter}` waited for its work on") };
                 let what = format!("{work} {} {share} of the time{}", device(own), each("run"));
@@ -158,22 +158,22 @@ impl Finder<'_> {
 }
 
 impl Known {
-    fn new(work: Work, times: DeviceTime, rate: f64) -> Self {
+    fn new(work: DeviceWork, times: DeviceTime, rate: f64) -> Self {
         let mean = (times.runs > 0).then(|| times.mean());
         Self { work, mean, load: mean.map_or(0.0, |mean| mean.as_secs_f64() * rate) }
     }
 
     fn operator(&self) -> Option<usize> {
         match self.work {
-            Work::Operator(operator) | Work::Section(_, operator) => Some(operator),
-            Work::Copies(_) => None,
+            DeviceWork::Operator(operator) | DeviceWork::Section(_, operator) => Some(operator),
+            DeviceWork::Copies(_) => None,
         }
     }
 
     /// A section has many operators.
     fn is_same(&self, other: &Self) -> bool {
         match (self.work, other.work) {
-            (Work::Section(one, _), Work::Section(two, _)) => one == two,
+            (DeviceWork::Section(one, _), DeviceWork::Section(two, _)) => one == two,
             (one, two) => one == two,
         }
     }
