@@ -87,7 +87,7 @@
 //! | A hub holds no more messages and envelopes than its limits allow, and a service keeps nothing of callers that it has answered. | `hubs.rs` (`h13`), `queues.rs` (`q1_*`), `service_loops.rs` |
 //! | The caller of a service receives an error's kind, and no names, pointers or paths of the flow. What one caller sends, or keeps of its responses, ends nothing for the others, unless a response [hides an envelope](Service#envelopes-in-a-response). | `service_callers.rs`, `service_ends.rs` |
 //! | Sizes, counts, names, alignments and durations at the ends of their ranges work or are errors. | `extremes` |
-//! | The protocols of completion, queues, idle detection, watchers, pools, memory queues, watch values, the completion monitor, wakers and the simulation's loop are correct in every interleaving of their models. | `loom` |
+//! | The protocols of completion, queues, idle detection, watchers, pools, memory queues, watch values, the completion monitor, wakers, the flight recorder's rings and the simulation's loop are correct in every interleaving of their models. | `loom` |
 
 #![deny(missing_docs)]
 #![deny(unsafe_code)]
