@@ -34,6 +34,7 @@ mod observe;
 mod open_ends;
 mod outside;
 mod paths;
+mod paths_edges;
 mod queues;
 mod service;
 mod service_drops;

@@ -4,12 +4,11 @@
 //! `WAKELINE_CASES=loop,copy` runs only these cases.
 
 use std::{
-    sync::Mutex,
     thread,
     time::{Duration, Instant},
 };
 
-use common::{MapPorts, SinkPorts, SourcePorts, lock, map, sink, source};
+use common::{MapPorts, SinkPorts, SourcePorts, map, sink, source};
 use tokio::time::sleep;
 use wakeline::{
     Inputs, Running, Service, StreamPool,
@@ -18,6 +17,8 @@ use wakeline::{
     observe::{Bottleneck, Observe, Reason},
     prelude::*,
 };
+
+use crate::ALONE;
 
 /// How much of each flow is observed.
 const WINDOW: Duration = Duration::from_millis(1500);
@@ -740,9 +741,7 @@ impl Planted {
 
 /// The names of those that are not named rightly.
 fn wrong(planted: &[Planted]) -> Vec<&str> {
-    // One flow at a time.
-    static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = lock(&ALONE);
+    let _alone = ALONE.blocking_lock();
     let cases = std::env::var("WAKELINE_CASES").ok();
     let chosen = |case: &&Planted| cases.as_ref().is_none_or(|cases| cases.split(',').any(|name| name == case.name));
     let wrong = planted.iter().filter(chosen).filter(|case| {
