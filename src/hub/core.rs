@@ -319,10 +319,8 @@ impl<M: Message> HubCore<M> {
     #[inline]
     pub(super) fn enqueue(&self, place: &mut Option<Parcel<M>>, dropped: impl FnOnce(Parcel<M>)) {
         let moves = self.moves();
-        if self.is_noted {
-            self.note_times(place);
-        }
-        match self.push(place, !moves) {
+        let pushed = if self.is_noted { self.push_noted(place, !moves) } else { self.queue.push(place, !moves) };
+        match pushed {
             Pushed::Evicted | Pushed::Dropped => drop(place.take().map(dropped)),
             Pushed::Queued | Pushed::NotQueued => {}
         }
@@ -333,8 +331,7 @@ impl<M: Message> HubCore<M> {
         if self.is_noted { self.push_traced(place, ready) } else { self.queue.push(place, ready) }
     }
 
-    #[cold]
-    #[inline(never)]
+    #[inline]
     fn push_traced(&self, place: &mut Option<Parcel<M>>, ready: bool) -> Pushed {
         let mut push = || self.queue.push(place, ready);
         let Some(traced) = &self.traced else { return push() };
@@ -344,13 +341,14 @@ impl<M: Message> HubCore<M> {
 
     #[cold]
     #[inline(never)]
-    fn note_times(&self, place: &mut Option<Parcel<M>>) {
-        if let Some(parcel) = place {
+    fn push_noted(&self, place: &mut Option<Parcel<M>>, ready: bool) -> Pushed {
+        if let Some(parcel) = place.as_mut().filter(|_| self.wait_time_origin.is_some()) {
             self.note_time(parcel, Since::Sent);
             if !self.moves() {
                 self.note_time(parcel, Since::Arrived);
             }
         }
+        self.push_traced(place, ready)
     }
 
     /// Moves the first message that needs it, if possible.

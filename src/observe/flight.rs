@@ -46,7 +46,16 @@ const NOTES: u64 = 512;
 
 thread_local! {
     /// The rings of this thread, by recorder.
-    static RINGS: RefCell<Vec<(u32, Arc<Ring>)>> = const { RefCell::new(Vec::new()) };
+    static RINGS: RefCell<RingsOfThread> = const { RefCell::new(RingsOfThread { last: None, others: Vec::new() }) };
+}
+
+type ThreadRing = Ring<SEGMENT>;
+
+/// By the numbers of their recorders.
+struct RingsOfThread {
+    /// The one that was used last.
+    last: Option<(u32, Arc<ThreadRing>)>,
+    others: Vec<(u32, Arc<ThreadRing>)>,
 }
 
 /// See the [module](self).
@@ -62,7 +71,7 @@ pub(super) struct FlightRecorder {
 /// The ring of one thread.
 struct RecordedThread {
     name: String,
-    ring: Arc<Ring>,
+    ring: Arc<ThreadRing>,
     /// How many events it had at what time, on the axis of nanoseconds.
     counts: VecDeque<(u64, u64)>,
 }
@@ -71,6 +80,8 @@ struct RecordedThread {
 #[derive(Debug)]
 pub(super) struct FlowSink {
     recorder: Arc<FlightRecorder>,
+    /// That of the recorder.
+    number: u32,
     flow: u32,
     stalled: AtomicBool,
 }
@@ -101,7 +112,7 @@ impl FlightRecorder {
 
     pub(super) fn flow(self: &Arc<Self>) -> Arc<FlowSink> {
         let flow = self.flows.fetch_add(1, Ordering::Relaxed) & FLOW;
-        Arc::new(FlowSink { recorder: self.clone(), flow, stalled: AtomicBool::new(false) })
+        Arc::new(FlowSink { recorder: self.clone(), number: self.number, flow, stalled: AtomicBool::new(false) })
     }
 
     /// The sink that a run of a flow was given.
@@ -110,18 +121,24 @@ impl FlightRecorder {
         given.into_iter().find(|sink| std::ptr::eq(&*sink.recorder, self))
     }
 
-    #[inline]
-    fn push(&self, entry: Entry) {
+    /// Where the thread's last event was another recorder's, or its thread-locals are gone.
+    #[cold]
+    #[inline(never)]
+    fn push_elsewhere(&self, entry: Entry) {
         let pushed = RINGS.try_with(|rings| {
             // Borrowed already only if the allocator of the program runs a flow.
-            let known = rings.try_borrow().ok()?;
-            match known.first() {
-                Some((number, ring)) if *number == self.number => ring.push(entry),
-                _ => {
-                    drop(known);
-                    self.push_elsewhere(rings, entry)?;
+            let RingsOfThread { last, others } = &mut *rings.try_borrow_mut().ok()?;
+            others.extend(last.take());
+            let ring = match others.iter().position(|(number, _)| *number == self.number) {
+                Some(at) => others.swap_remove(at).1,
+                None => {
+                    // Those of recorders that are gone.
+                    others.retain(|(_, ring)| Arc::strong_count(ring) > 1);
+                    self.new_ring()
                 }
-            }
+            };
+            ring.push(entry);
+            *last = Some((self.number, ring));
             Some(())
         });
         if pushed.ok().flatten().is_none() {
@@ -129,25 +146,8 @@ impl FlightRecorder {
         }
     }
 
-    /// Where the thread's last event was another recorder's.
-    #[cold]
-    #[inline(never)]
-    fn push_elsewhere(&self, rings: &RefCell<Vec<(u32, Arc<Ring>)>>, entry: Entry) -> Option<()> {
-        let mut rings = rings.try_borrow_mut().ok()?;
-        match rings.iter().position(|(number, _)| *number == self.number) {
-            Some(at) => rings.swap(0, at),
-            None => {
-                // Those of recorders that are gone.
-                rings.retain(|(_, ring)| Arc::strong_count(ring) > 1);
-                rings.insert(0, (self.number, self.new_ring()));
-            }
-        }
-        rings.first()?.1.push(entry);
-        Some(())
-    }
-
-    fn new_ring(&self) -> Arc<Ring> {
-        let ring = Arc::new(Ring::new(self.capacity, SEGMENT));
+    fn new_ring(&self) -> Arc<ThreadRing> {
+        let ring = Arc::new(ThreadRing::new(self.capacity));
         let current = thread::current();
         let name = current.name().map_or_else(|| format!("{:?}", current.id()), Into::into);
         let mut threads = lock(&self.threads);
@@ -266,7 +266,17 @@ impl TraceSink for FlowSink {
         if event == TraceEvent::Stalled {
             self.stalled.store(true, Ordering::Relaxed);
         }
-        self.recorder.push(pack(at, self.flow, event));
+        let entry = pack(at, self.flow, event);
+        let pushed = RINGS.try_with(|rings| match rings.try_borrow().as_deref() {
+            Ok(RingsOfThread { last: Some((number, ring)), .. }) if *number == self.number => {
+                ring.push(entry);
+                true
+            }
+            _ => false,
+        });
+        if pushed != Ok(true) {
+            self.recorder.push_elsewhere(entry);
+        }
     }
 }
 

@@ -43,7 +43,7 @@ use crate::{
 /// The number of stretches into which the kept time is divided.
 const BUCKETS: u32 = 20;
 /// The thread sleeps at least this number of times as long as it has worked: it takes at most 1 % of a core, with its wakes.
-const REST: u32 = 129;
+const REST: u32 = 149;
 /// The longest that a round may count as having taken.
 const LONGEST: Duration = Duration::from_millis(100);
 const KINDS: usize = Activity::ALL.len();

@@ -25,17 +25,16 @@ pub(crate) const WORDS: usize = 3;
 const COPIED: u64 = 256;
 
 pub(crate) type Entry = [u64; WORDS];
-type Segment = Box<[[AtomicU64; WORDS]]>;
+type Slot = [AtomicU64; WORDS];
 
-/// See the [module](self). Memory is allocated in segments, as they are first used.
-pub(crate) struct Ring {
+/// See the [module](self). Memory is allocated in segments of so many entries, a power of two, as they are first used.
+pub(crate) struct Ring<const SEGMENT: usize> {
     /// Entries that were begun, and that are written. Only the writer changes them.
     begun: AtomicU64,
     written: AtomicU64,
-    /// Powers of two.
+    /// A power of two.
     capacity: u64,
-    segment_shift: u32,
-    segments: Box<[OnceLock<Segment>]>,
+    segments: Box<[OnceLock<Box<[Slot; SEGMENT]>>]>,
 }
 
 /// What a call of [`Ring::copy`] has found.
@@ -46,17 +45,16 @@ pub(crate) struct RingCopy {
     pub(crate) end: u64,
 }
 
-impl Ring {
-    /// A ring of at least `capacity` entries, in segments of at most `segment`.
-    pub(crate) fn new(capacity: usize, segment: usize) -> Self {
-        let capacity = capacity.clamp(1, 1 << 30).next_power_of_two();
-        let segment = segment.clamp(1, capacity).next_power_of_two().min(capacity);
+impl<const SEGMENT: usize> Ring<SEGMENT> {
+    /// A ring of at least `capacity` entries.
+    pub(crate) fn new(capacity: usize) -> Self {
+        const { assert!(SEGMENT.is_power_of_two()) };
+        let capacity = capacity.clamp(SEGMENT, 1 << 30).next_power_of_two();
         Self {
             begun: AtomicU64::new(0),
             written: AtomicU64::new(0),
             capacity: capacity as u64,
-            segment_shift: segment.trailing_zeros(),
-            segments: (0..capacity / segment).map(|_| OnceLock::new()).collect(),
+            segments: (0..capacity / SEGMENT).map(|_| OnceLock::new()).collect(),
         }
     }
 
@@ -72,14 +70,14 @@ impl Ring {
         let (segment, at) = self.place(number);
         let slot = match self.segments[segment].get() {
             Some(segment) => &segment[at],
-            None => &self.segments[segment].get_or_init(|| self.new_segment())[at],
+            None => &self.segments[segment].get_or_init(new_segment)[at],
         };
         self.begun.store(number + 1, Ordering::Relaxed);
         // A reader that sees one of the words below sees the number above.
         fence(Ordering::Release);
-        for (word, value) in slot.iter().zip(entry) {
-            word.store(value, Ordering::Relaxed);
-        }
+        slot[0].store(entry[0], Ordering::Relaxed);
+        slot[1].store(entry[1], Ordering::Relaxed);
+        slot[2].store(entry[2], Ordering::Relaxed);
         self.written.store(number + 1, Ordering::Release);
     }
 
@@ -118,12 +116,12 @@ impl Ring {
 
     fn place(&self, number: u64) -> (usize, usize) {
         let at = (number & (self.capacity - 1)) as usize;
-        (at >> self.segment_shift, at & ((1 << self.segment_shift) - 1))
+        (at / SEGMENT, at % SEGMENT)
     }
+}
 
-    #[cold]
-    #[inline(never)]
-    fn new_segment(&self) -> Segment {
-        (0..1usize << self.segment_shift).map(|_| [0, 1, 2].map(|_: usize| AtomicU64::new(0))).collect()
-    }
+#[cold]
+#[inline(never)]
+fn new_segment<const SEGMENT: usize>() -> Box<[Slot; SEGMENT]> {
+    Box::new(std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0))))
 }

@@ -92,8 +92,8 @@ impl Tracepoints {
         (!sinks.is_empty()).then(|| Self(Arc::new(TracepointsState { clock, sinks: sinks.into(), runs })))
     }
 
-    #[cold]
-    #[inline(never)]
+    /// For code that is not inlined where nothing is traced.
+    #[inline]
     pub(crate) fn record(&self, event: TraceEvent) {
         self.record_at(self.now(), event);
     }

@@ -16,7 +16,7 @@ fn entry(number: u64) -> Entry {
 }
 
 /// What is copied is whole, in order, and complete from its first entry on.
-fn check(ring: &Ring, from: u64) -> (u64, u64) {
+fn check<const SEGMENT: usize>(ring: &Ring<SEGMENT>, from: u64) -> (u64, u64) {
     let mut copied = Vec::new();
     let found = ring.copy(from, &mut copied);
     let expected: Vec<_> = (found.first..found.end).map(entry).collect();
@@ -27,7 +27,7 @@ fn check(ring: &Ring, from: u64) -> (u64, u64) {
 #[test]
 fn no_copy_has_a_torn_entry() {
     model(3, || {
-        let ring = Arc::new(Ring::new(2, 1));
+        let ring = Arc::new(Ring::<1>::new(2));
         ring.push(entry(0));
         let writes = {
             let ring = ring.clone();
@@ -43,7 +43,7 @@ fn no_copy_has_a_torn_entry() {
 #[test]
 fn a_reader_continues_where_it_was() {
     model(3, || {
-        let ring = Arc::new(Ring::new(2, 2));
+        let ring = Arc::new(Ring::<2>::new(2));
         let writes = {
             let ring = ring.clone();
             thread::spawn(move || (0..3).for_each(|number| ring.push(entry(number))))
