@@ -458,10 +458,10 @@ async fn many_operators_are_shown_as_groups() {
     let names = |all: &Value| -> Vec<String> {
         all.as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap().to_owned()).collect()
     };
-    assert_eq!(names(&flow["snapshot"]["operators"]), ["load-#", "sort-#", "end", "numbers"]);
+    assert_eq!(names(&flow["snapshot"]["operators"]), ["load-# ×500", "sort-# ×500", "end", "numbers"]);
     assert_eq!(
         names(&flow["snapshot"]["hubs"]),
-        ["load-# -> sort-#", "sort-# -> load-#", "sort-# -> end", "numbers -> load-#"]
+        ["load-# ×500 -> sort-# ×500", "sort-# ×500 -> load-# ×500", "sort-# ×500 -> end", "numbers -> load-# ×500"]
     );
     let shares = &flow["snapshot"]["operators"][1]["shares"];
     assert!(shares.is_null() || shares["message"].as_f64().unwrap() <= 1.0, "{shares}");

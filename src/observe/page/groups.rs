@@ -22,7 +22,7 @@ pub(super) fn grouped(snapshot: Snapshot, at: Option<Arc<str>>) -> (Snapshot, Op
     if snapshot.operators.len() <= MOST {
         return (snapshot, at);
     }
-    let names = names(&snapshot.operators);
+    let names = counted(names(&snapshot.operators));
     let Snapshot { operators, hubs, .. } = snapshot;
     let mut group_of = FxHashMap::default();
     let mut places: FxHashMap<Arc<str>, usize> = FxHashMap::default();
@@ -63,6 +63,18 @@ pub(super) fn grouped(snapshot: Snapshot, at: Option<Arc<str>>) -> (Snapshot, Op
     let at = at.map(|at| at_hub.unwrap_or_else(|| in_group(&at)));
     let operators = groups.into_iter().map(Group::end).collect();
     (Snapshot { operators, hubs: merged, ..snapshot }, at)
+}
+
+/// The names of groups, with the number of operators in them.
+fn counted(names: Vec<Arc<str>>) -> Vec<Arc<str>> {
+    let mut counts: FxHashMap<Arc<str>, usize> = FxHashMap::default();
+    names.iter().for_each(|name| *counts.entry(name.clone()).or_default() += 1);
+    let with_count = |(name, count): (Arc<str>, usize)| match count {
+        1 => (name.clone(), name),
+        _ => (name.clone(), format!("{name} ×{count}").into()),
+    };
+    let known: FxHashMap<Arc<str>, Arc<str>> = counts.into_iter().map(with_count).collect();
+    names.into_iter().map(|name| known.get(&name).cloned().unwrap_or(name)).collect()
 }
 
 /// The name of each operator's group.
