@@ -109,15 +109,20 @@ impl Recording {
         drop(reader);
     }
 
-    /// Samples the counters. For the observer's thread, now and then: it has no clock of the flow's if that is paused.
-    pub(super) fn sample(&self, hubs: &Hubs, keep: Duration) {
+    /// Bytes in use on each device. No lock may be held: memory whose last use has completed is reclaimed, which can wake tasks.
+    pub(super) fn memory(&self) -> Vec<u64> {
+        self.devices.iter().map(|device| device.memory_stats().in_use).collect()
+    }
+
+    /// Samples the counters, with what [`memory`](Self::memory) returned. For the observer's thread, now and then: it has no clock of the flow's if that is paused.
+    pub(super) fn sample(&self, hubs: &Hubs, memory: &[u64], keep: Duration) {
         if self.points.clock().is_paused() {
             return;
         }
         let now = self.points.clock().host_now();
         self.sink.recorder().note(now, nanos(keep), &self.points.clock().axis());
         let fills = hubs.all.iter().map(|hub| hub.state.fill().queued as f64).collect::<Vec<_>>();
-        let memory = self.devices.iter().map(|device| device.memory_stats().in_use as f64).collect::<Vec<_>>();
+        let memory = memory.iter().map(|bytes| *bytes as f64);
         let all = (0..).map(Counter::HubFill).zip(fills).chain((0..).map(Counter::Memory).zip(memory));
         let mut counters = lock(&self.counters);
         let Counters { samples, last, forgotten, until } = &mut *counters;

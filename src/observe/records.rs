@@ -23,7 +23,7 @@ use super::{
     long_waits::Look,
     paths::{PathCounts, PathSnapshot, Paths},
     recording::Recording,
-    snapshot::{Snapshot, path_name},
+    snapshot::{self, Snapshot, path_name},
     timeline::Timeline,
     triggers::{Happened, Triggers},
     warnings::{Warning, WarningCounts},
@@ -301,13 +301,14 @@ impl Records {
             return Some((*last).clone());
         }
         let flow = Handle(self.control.upgrade()?);
+        let devices = snapshot::devices(&flow.0);
         let recent = lock(&self.recent);
         // As for a sample.
         if flow.has_ended() {
             drop(recent);
             return self.last().map(|last| (*last).clone());
         }
-        Some(Snapshot::new(&flow, &recent.summary(&flow.0)))
+        Some(Snapshot::new(&flow, &recent.summary(&flow.0), devices))
     }
 
     /// What the run looks like at its end.
@@ -329,13 +330,14 @@ impl Records {
 
     /// Returns the operator that was seen in one poll for longest.
     fn sample(&self, control: &Control, now: Instant) -> Option<(usize, Duration)> {
+        let memory = self.recording.as_ref().map(|recording| recording.memory()).unwrap_or_default();
         // The run does not end before this sample, so that its hubs are dropped where it ends.
         let mut recent = lock(&self.recent);
         if control.has_ended() {
             return None;
         }
         let hubs = control.hubs();
-        self.recording.iter().for_each(|recording| recording.sample(&hubs, self.sampling.keep));
+        self.recording.iter().for_each(|recording| recording.sample(&hubs, &memory, self.sampling.keep));
         let mut longest: Option<(usize, Duration)> = None;
         let Recent { buckets, operators, watchdogs } = &mut *recent;
         while buckets.get(1).is_some_and(|next| now - next.began >= self.sampling.keep) {

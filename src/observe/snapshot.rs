@@ -225,12 +225,13 @@ impl Handle {
     /// ```
     pub fn snapshot(&self) -> Snapshot {
         let observed = Records::of(&self.0).and_then(|records| records.snapshot());
-        observed.unwrap_or_else(|| Snapshot::new(self, &Summary::default()))
+        observed.unwrap_or_else(|| Snapshot::new(self, &Summary::default(), devices(&self.0)))
     }
 }
 
 impl Snapshot {
-    pub(super) fn new(flow: &Handle, summary: &Summary) -> Self {
+    /// `devices`: what [`devices`] returned, before any lock.
+    pub(super) fn new(flow: &Handle, summary: &Summary, devices: Vec<DeviceSnapshot>) -> Self {
         let control = &*flow.0;
         let observed = summary.samples > 0;
         let per_second = |now: u64, before: u64| {
@@ -292,7 +293,7 @@ impl Snapshot {
             operators,
             hubs: each,
             sections: sections(control),
-            devices: devices(control),
+            devices,
             paths,
             path_counts,
             over: flow.has_ended(),
@@ -352,7 +353,8 @@ fn device_time(control: &Control, operator: usize) -> Option<DeviceTime> {
     is_on_device.then(|| work.times.get(operator).map(|times| times.sums())).flatten()
 }
 
-fn devices(control: &Control) -> Vec<DeviceSnapshot> {
+/// The memory of each device. No lock may be held: memory whose last use has completed is reclaimed, which can wake tasks.
+pub(super) fn devices(control: &Control) -> Vec<DeviceSnapshot> {
     let mut found: Vec<DeviceSnapshot> = Vec::new();
     for device in control.observed.get().into_iter().flat_map(|known| &known.devices) {
         if device.is_host() || found.iter().any(|known| &*known.name == device.name()) {

@@ -54,7 +54,9 @@ none("device work begins before its run", `
   select work.* from noted work join noted run using (flow, name, run)
   where work.category = 'device' and run.category = 'run' and work.ts < run.ts`);
 
-const counts = (category) => table(`select name, count() as value from noted where category = '${category}' group by 1`);
+const counts = (category) => table(`select name, count(distinct ifnull(run, id)) as value from noted
+  where category = '${category}' group by 1`);
+// A run's device work is in pieces where it waits for other work.
 const runs = counts("run"), device = counts("device");
 const arrows = table("select name, count() as value from arrow group by 1");
 const fills = table(`select substr(name, length('queue of ') + 1) as name, max(value) as value
