@@ -47,6 +47,7 @@ use crate::{
     operator::{
         control::{ConnectedHub, Control, FlowParts, Hubs, SectionParts},
         erased::{BoxedOperator, PortEnds},
+        flow_devices::FlowDevices,
         operator_task::OperatorTask,
         poll_in_context::{poll_in_context, poll_stop_in_context},
         settings::OperatorStats,
@@ -361,6 +362,7 @@ async fn drive(start: RunSetup, watched: EndWatchersOnDrop, sender: &oneshot::Se
     let failure = failure.map(|error| control.fail(error));
     control.end();
     observers.iter().for_each(|observer| observer.ends(&Handle(control.clone())));
+    control.observed.get().into_iter().for_each(|parts| parts.devices.release());
     control.set_hubs(Hubs::default());
     let outcome = match failure {
         None => Ok(report),
@@ -380,6 +382,7 @@ fn set_parts(control: &Arc<Control>, members: &[FlowOperator], stats: &[Arc<sect
         devices[member.index] = member.device.clone();
         may_block[member.index] = member.may_block;
     }
+    let devices = FlowDevices::new(devices);
     let parts = |stats: &Arc<section::SectionStats>| -> SectionParts {
         let (work, stats) = (stats.work.clone(), stats.clone());
         SectionParts { counts: Box::new(move || stats.counts()), work }

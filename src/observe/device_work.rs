@@ -96,7 +96,7 @@ impl Finder<'_> {
     }
 
     fn is_on_host(&self, operator: usize) -> bool {
-        self.parts.and_then(|parts| parts.devices.get(operator)).is_none_or(|device| device.is_host())
+        self.parts.is_none_or(|parts| parts.devices.is_host(operator))
     }
 
     fn work_of(&self, operator: usize) -> Option<WorkLoad> {
@@ -125,10 +125,7 @@ impl Finder<'_> {
     fn waits_for(&self, known: &WorkLoad, waits: usize, share: f64) -> Bottleneck {
         let (share, waiter) = (percent(share), &self.control.names[waits]);
         let each = |of: &str| known.mean.map_or(String::new(), |mean| format!(", {} for each {of}", time(mean)));
-        let device = |operator: usize| match self.parts.and_then(|parts| parts.devices.get(operator)) {
-            Some(device) => device.name().to_owned(),
-            None => "a device".into(),
-        };
+        let device = |operator: usize| self.parts.map_or("a device", |parts| parts.devices.name(operator));
         match known.work {
             DeviceUser::Copies(hub) => {
                 let (at, each) = (self.hubs.all[hub].state.name().clone(), each("message"));

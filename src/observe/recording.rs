@@ -68,12 +68,7 @@ impl Recording {
         let began = points.clock().host_now();
         let hubs = control.hubs();
         let number = |operator: usize| u32::try_from(operator).unwrap_or(OUTSIDE);
-        let mut devices: Vec<Device> = Vec::new();
-        for device in control.observed.get().into_iter().flat_map(|known| &known.devices) {
-            if !device.is_host() && devices.iter().all(|other| other.name() != device.name()) {
-                devices.push(device.clone());
-            }
-        }
+        let devices = control.observed.get().map(|known| known.devices.open()).unwrap_or_default();
         let reader = control.watched().and_then(|watched| watched.work.as_ref()).map(|work| work.reader.clone());
         Some(Self {
             sink,
@@ -239,14 +234,14 @@ fn tracks(control: &Control, devices: &[Device]) -> Vec<DeviceTrack> {
     };
     let mut tracks = Vec::new();
     for (number, times) in work.times.iter().enumerate() {
-        let device = &known.devices[number];
-        if !device.is_host() {
-            let (name, operator) = (format!("{} {}", device.name(), control.names[number]), number as u32);
+        if !known.devices.is_host(number) {
+            let name = format!("{} {}", known.devices.name(number), control.names[number]);
+            let operator = number as u32;
             tracks.push(DeviceTrack { name, times: Arc::as_ptr(times).addr(), backend: None, operator });
         }
     }
     for (number, section) in known.sections.iter().enumerate() {
-        let device = control.operators_of(number).first().map_or("", |first| known.devices[*first].name());
+        let device = control.operators_of(number).first().map_or("", |first| known.devices.name(*first));
         let (name, times) = (format!("{device} {}", control.section_name(number)), Arc::as_ptr(&section.work).addr());
         tracks.push(DeviceTrack { name, times, backend: None, operator: OUTSIDE });
     }

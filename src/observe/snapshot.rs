@@ -246,7 +246,7 @@ impl Snapshot {
             let passed = control.clock.duration(now.since(cell.stopped()));
             OperatorSnapshot {
                 name: status.name,
-                device: known.map_or("host".into(), |known| known.devices[number].name().into()),
+                device: known.map_or("host".into(), |known| known.devices.name(number).clone()),
                 section: control.section(number).map(|section| control.section_name(section).clone()),
                 activity: activity(control, &hubs, number),
                 waits_for: status.waits_for,
@@ -349,21 +349,18 @@ fn sections(control: &Control) -> Vec<SectionSnapshot> {
 
 fn device_time(control: &Control, operator: usize) -> Option<DeviceTime> {
     let work = control.watched()?.work.as_ref()?;
-    let is_on_device = control.observed.get().is_some_and(|known| !known.devices[operator].is_host());
+    let is_on_device = control.observed.get().is_some_and(|known| !known.devices.is_host(operator));
     is_on_device.then(|| work.times.get(operator).map(|times| times.sums())).flatten()
 }
 
 /// The memory of each device. No lock may be held: memory whose last use has completed is reclaimed, which can wake tasks.
 pub(super) fn devices(control: &Control) -> Vec<DeviceSnapshot> {
-    let mut found: Vec<DeviceSnapshot> = Vec::new();
-    for device in control.observed.get().into_iter().flat_map(|known| &known.devices) {
-        if device.is_host() || found.iter().any(|known| &*known.name == device.name()) {
-            continue;
-        }
+    let devices = control.observed.get().map(|known| known.devices.open()).unwrap_or_default();
+    let found = devices.iter().map(|device| {
         let MemoryStats { in_use, waiting, cached, peak, capacity, .. } = device.memory_stats();
-        found.push(DeviceSnapshot { name: device.name().into(), in_use, waiting, cached, peak, capacity });
-    }
-    found
+        DeviceSnapshot { name: device.name().into(), in_use, waiting, cached, peak, capacity }
+    });
+    found.collect()
 }
 
 impl Snapshot {

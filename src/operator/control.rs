@@ -18,6 +18,7 @@ use tokio::time::Instant;
 
 use super::{
     activity::{FlowActivity, IdleCheck},
+    flow_devices::FlowDevices,
     observed_runs::Watched,
     operator_task::OperatorTask,
     status_cell::{IngressWait, RunWait},
@@ -26,7 +27,7 @@ use super::{
 use crate::{
     clock,
     condition::{Status, after},
-    device::{Device, ticks::TickClock},
+    device::ticks::TickClock,
     error::Error,
     hub::{
         chunks::{
@@ -91,8 +92,7 @@ pub(crate) struct Control {
 
 /// What a flow knows from its begin on, for its observers.
 pub(crate) struct FlowParts {
-    /// By operator.
-    pub(crate) devices: Vec<Device>,
+    pub(crate) devices: FlowDevices,
     /// By operator: it was given a thread of its own, which it may block.
     pub(crate) may_block: Vec<bool>,
     /// The runtime's worker threads, if the flow's tasks may use them.

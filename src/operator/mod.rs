@@ -15,6 +15,7 @@ pub(crate) mod control;
 mod cx;
 pub(crate) mod dependency;
 pub(crate) mod erased;
+pub(crate) mod flow_devices;
 mod functions;
 mod handle;
 pub(crate) mod idle;
