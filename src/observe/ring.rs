@@ -25,7 +25,7 @@ pub(crate) const WORDS: usize = 3;
 const COPIED: u64 = 256;
 
 pub(crate) type Entry = [u64; WORDS];
-type Slot = [AtomicU64; WORDS];
+type RingSlot = [AtomicU64; WORDS];
 
 /// See the [module](self). Memory is allocated in segments of so many entries, a power of two, as they are first used.
 pub(crate) struct Ring<const SEGMENT: usize> {
@@ -34,7 +34,7 @@ pub(crate) struct Ring<const SEGMENT: usize> {
     written: AtomicU64,
     /// A power of two.
     capacity: u64,
-    segments: Box<[OnceLock<Box<[Slot; SEGMENT]>>]>,
+    segments: Box<[OnceLock<Box<[RingSlot; SEGMENT]>>]>,
 }
 
 /// What a call of [`Ring::copy`] has found.
@@ -122,6 +122,6 @@ impl<const SEGMENT: usize> Ring<SEGMENT> {
 
 #[cold]
 #[inline(never)]
-fn new_segment<const SEGMENT: usize>() -> Box<[Slot; SEGMENT]> {
+fn new_segment<const SEGMENT: usize>() -> Box<[RingSlot; SEGMENT]> {
     Box::new(std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0))))
 }
