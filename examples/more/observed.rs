@@ -120,8 +120,8 @@ async fn run(args: &Args) -> Result<Report> {
     flow.connect_with(label.output, log.input, HubOptions::bounded(4));
     flow.replay("filter", (&smooth, &brighten)).buckets([FRAME]).at_start();
 
-    // Events are recorded for the timeline of the last two seconds.
-    let watch = Observe::new().record(65_536);
+    // Events are recorded for the timeline of the last two seconds, with the device work of each run.
+    let watch = Observe::new().paths(1).record(65_536);
     flow.observe(&watch);
     // It is served as long as `page` is there. Viewers may stop this flow, as nothing depends on it.
     let page = watch.page_with(args.page, PageOptions::new().controls(true)).await?;

@@ -4,7 +4,7 @@
 //     node tests/trace/picture.mjs UI TRACE PICTURE [FROM_MS LENGTH_MS [OPERATOR]]
 //
 // UI: the folder `web_dist` of the package that has the engine (`.ci/full trace`). The picture shows LENGTH_MS from FROM_MS on. In it,
-// the arrows are drawn that lead to and from the first whole run of OPERATOR, from message to message. Needs Chromium.
+// the arrows are drawn that lead to and from a run of OPERATOR in its last third, from message to message. Needs Chromium.
 
 import { readFileSync } from "node:fs";
 import http from "node:http";
@@ -38,7 +38,7 @@ await page.evaluate(async ({ from, length, operator }) => {
   const start = trace.traceInfo.start + BigInt(Math.round(from * 1e6));
   if (length > 0) trace.timeline.setViewportTime(start, start + BigInt(Math.round(length * 1e6)));
   if (!operator) return;
-  const run = `(select id from slice where category = 'run' and name = '${operator}' and ts >= ${start} order by ts limit 1)`;
+  const run = `(select id from slice where category = 'run' and name = '${operator}' and ts >= ${start + BigInt(Math.round(length * 0.67e6))} order by ts limit 1)`;
   // The flows that the user interface draws for a selection are those of the selected slice alone.
   const flows = trace.flows, queryFlows = flows.queryFlowEvents.bind(flows);
   const { id } = (await trace.engine.query(`select id from slice where id = ${run}`)).firstRow({ id: 0 });
