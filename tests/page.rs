@@ -300,7 +300,7 @@ async fn the_last_two_seconds_of_a_recorded_flow_are_tracks_and_a_trace() {
     assert_eq!((&tracks[0]["name"], &tracks[1]["name"]), (&"tick".into(), &"tock <b>".into()));
     for track in tracks {
         let runs: Vec<f64> = track["runs"].as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect();
-        assert!(!runs.is_empty() && runs.len() % 3 == 0 && runs.len() / 3 <= 1601, "{}", runs.len());
+        assert!(!runs.is_empty() && runs.len().is_multiple_of(3) && runs.len() / 3 <= 1601, "{}", runs.len());
         let [began, ended, work] = runs[..3] else { panic!() };
         assert!(began >= 0.0 && ended <= length * 1e6 + 1.0 && work <= ended - began + 0.1, "{track}");
     }
