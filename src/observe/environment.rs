@@ -13,7 +13,12 @@ use std::{
     time::Duration,
 };
 
-use super::{FlowRecords, Observe, Snapshot, records::Records, trace::Trace};
+use super::{
+    Observe, Snapshot,
+    observer::{self, FlowRecords},
+    records::Records,
+    trace::Trace,
+};
 use crate::{flow::FlowObserver, sync::logged};
 
 const STATUS: &str = "WAKELINE_STATUS";
@@ -67,7 +72,7 @@ static ADDRESS: LazyLock<Option<SocketAddr>> = LazyLock::new(|| {
 static ALL: LazyLock<Observe> = LazyLock::new(Observe::new);
 
 /// Records all flows of the process, with all of their device work.
-static RECORDED: LazyLock<Observe> = LazyLock::new(|| Observe::new().paths(1).record(super::RECORDED));
+static RECORDED: LazyLock<Observe> = LazyLock::new(|| Observe::new().paths(1).record(observer::RECORDED));
 
 /// The observers of a flow that begins.
 pub(crate) fn from_environment() -> impl Iterator<Item = Arc<dyn FlowObserver>> {
@@ -78,7 +83,7 @@ pub(crate) fn from_environment() -> impl Iterator<Item = Arc<dyn FlowObserver>> 
 fn page() -> Option<Arc<dyn FlowObserver>> {
     /// Observes all flows of the process, and records them.
     static SHOWN: LazyLock<Observe> = LazyLock::new(|| {
-        let observe = Observe::new().record(super::RECORDED);
+        let observe = Observe::new().record(observer::RECORDED);
         #[cfg(feature = "page")]
         ADDRESS.iter().for_each(|address| super::page::open_for_process(observe.shared.clone(), *address));
         observe

@@ -134,14 +134,13 @@ impl<'a> Finder<'a> {
     }
 
     fn before(&self, operator: usize) -> impl Iterator<Item = HubSummary> + use<'_, 'a> {
-        let before = self.hubs.all.iter().enumerate();
-        let before = before.filter(move |(_, hub)| hub.to == operator && hub.from != operator);
+        let before = self.hubs.numbered(operator).filter(move |(_, hub)| hub.to == operator && hub.from != operator);
         before.map(|(number, _)| self.hub_summary(number))
     }
 
     /// The largest share of the time for which an operator behind it waited for its messages.
     fn starves(&self, operator: usize) -> f64 {
-        let behind = self.hubs.all.iter().enumerate().filter(|(_, hub)| hub.from == operator && hub.to != operator);
+        let behind = self.hubs.numbered(operator).filter(|(_, hub)| hub.from == operator && hub.to != operator);
         behind.map(|(number, _)| self.hub_summary(number).message).fold(0.0, f64::max)
     }
 
@@ -224,7 +223,7 @@ impl<'a> Finder<'a> {
 
     /// Its runs in a second, or the messages that it sends if there are more: an ingress has no runs.
     fn sends(&self, operator: usize) -> f64 {
-        let behind = self.hubs.all.iter().enumerate().filter(|(_, hub)| hub.from == operator);
+        let behind = self.hubs.numbered(operator).filter(|(_, hub)| hub.from == operator);
         behind.map(|(number, _)| self.passes(number)).fold(self.rate(operator), f64::max)
     }
 
@@ -318,7 +317,12 @@ impl<'a> Finder<'a> {
 
     /// The operator of a loop that takes the longest of its operators, if nearly always one of them is busy.
     fn in_loop(&self) -> Option<Bottleneck> {
-        let loops: Vec<_> = self.open().filter(|number| self.leads_to(*number, *number)).collect();
+        // Each look for a loop goes through the flow: only for operators that count.
+        let busy: Vec<_> = self.open().filter(|number| self.own(*number) > 0.01).collect();
+        if busy.iter().map(|number| self.own(*number)).sum::<f64>() < BUSY {
+            return None;
+        }
+        let loops: Vec<_> = busy.into_iter().filter(|number| self.leads_to(*number, *number)).collect();
         let longest = loops.iter().copied().max_by(|one, other| self.own(*one).total_cmp(&self.own(*other)))?;
         if loops.iter().map(|number| self.own(*number)).sum::<f64>() < BUSY {
             return None;

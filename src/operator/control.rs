@@ -205,7 +205,12 @@ impl Hubs {
 
     /// The hubs that an operator writes to or reads from.
     pub(crate) fn of(&self, operator: usize) -> impl Iterator<Item = &ConnectedHub> {
-        self.of.get(operator).into_iter().flatten().map(|at| &self.all[*at])
+        self.numbered(operator).map(|(_, hub)| hub)
+    }
+
+    /// The same, with their numbers.
+    pub(crate) fn numbered(&self, operator: usize) -> impl Iterator<Item = (usize, &ConnectedHub)> {
+        self.of.get(operator).into_iter().flatten().map(|at| (*at, &self.all[*at]))
     }
 
     /// A number that changes with each message that leaves a hub of the operator, and with each chunk that enters or

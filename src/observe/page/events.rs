@@ -15,7 +15,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{super::Shared, picture};
+use super::{super::observer::Shared, picture};
 use crate::sync::{AtomicU64, Ordering, contained};
 
 /// Viewers at a time.

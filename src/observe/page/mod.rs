@@ -33,7 +33,7 @@ use tokio::{
 };
 
 use self::{access::PageAccess, server::Listening};
-use super::{Observe, Shared};
+use super::{Observe, observer::Shared};
 use crate::{
     error::{Error, ErrorKind, Result},
     sync::{contained, logged},

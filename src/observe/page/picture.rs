@@ -15,7 +15,7 @@ use hyper::body::Bytes;
 use serde::Serialize;
 
 use super::{
-    super::{FlowState, Records, Shared, Snapshot},
+    super::{FlowState, Snapshot, observer::Shared, records::Records},
     groups::grouped,
 };
 use crate::sync::lock;

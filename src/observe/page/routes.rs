@@ -22,7 +22,7 @@ use hyper::{
 use tokio::time::timeout;
 
 use super::{
-    super::{Shared, timeline::Timeline, trace::Trace},
+    super::{observer::Shared, timeline::Timeline, trace::Trace},
     access::PageAccess,
     assets::asset,
     body::PageBody,

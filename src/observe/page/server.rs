@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use super::{
-    super::Shared,
+    super::observer::Shared,
     access::PageAccess,
     events::{EventFeed, ViewerProgress},
     routes::Routes,
