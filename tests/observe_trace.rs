@@ -337,23 +337,22 @@ fn a_runtime_that_shuts_down_in_the_middle_leaves_a_trace() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let begun = Arc::new((Notify::new(), AtomicBool::new(false)));
     let notes = begun.clone();
-    let _running = runtime.block_on(async {
-        let mut flow = Flow::new("cut off");
-        let from = flow.add("from", source(numbers(u64::MAX)));
-        let to = flow.add(
-            "to",
-            sink(move |_: u64| {
-                notes.1.store(true, Ordering::Relaxed);
-                notes.0.notify_one();
-                std::future::ready(Ok(()))
-            }),
-        );
-        flow.connect(from.output, to.input);
-        flow.observe(&watch);
-        let running = flow.spawn().unwrap();
-        begun.0.notified().await;
-        running
-    });
+    let context = runtime.enter();
+    let mut flow = Flow::new("cut off");
+    let from = flow.add("from", source(numbers(u64::MAX)));
+    let to = flow.add(
+        "to",
+        sink(move |_: u64| {
+            notes.1.store(true, Ordering::Relaxed);
+            notes.0.notify_one();
+            std::future::ready(Ok(()))
+        }),
+    );
+    flow.connect(from.output, to.input);
+    flow.observe(&watch);
+    let _running = flow.spawn().unwrap();
+    drop(context);
+    runtime.block_on(begun.0.notified());
     runtime.shutdown_timeout(LONG);
     assert!(begun.1.load(Ordering::Relaxed));
     // A run that was cut off has nothing to show, and nothing hangs.
