@@ -228,7 +228,7 @@ impl Observe {
     }
 
     /// One for each flow.
-    fn timeline(&self, last: Duration) -> Vec<Timeline> {
+    pub(super) fn timeline(&self, last: Duration) -> Vec<Timeline> {
         let flows = lock(&self.shared.flows).clone();
         flows.iter().filter_map(|records| records.timeline(last)).collect()
     }
