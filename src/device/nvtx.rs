@@ -17,7 +17,7 @@ use std::{
 use rustc_hash::FxHashMap;
 
 use self::abi::{EventAttributes, InitializeInjection, MessageName, ToolHandle};
-use crate::sync::{Mutex, lock, log};
+use crate::sync::{Deferred, Mutex, lock, log};
 
 /// The path of the profiler's library, as in `nvtxDetail/nvtxInit.h`.
 const VARIABLE: &str =
@@ -65,6 +65,11 @@ impl Nvtx {
     #[inline]
     pub(crate) fn get() -> Option<&'static Nvtx> {
         static NVTX: OnceLock<Option<Nvtx>> = OnceLock::new();
+        if let Some(known) = NVTX.get() {
+            return known.as_ref();
+        }
+        // What is wrong is logged when it is known: a subscriber may begin a flow.
+        let _later = Deferred::new();
         NVTX.get_or_init(Nvtx::from_environment).as_ref()
     }
 

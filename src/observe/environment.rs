@@ -19,7 +19,10 @@ use super::{
     records::Records,
     trace::Trace,
 };
-use crate::{flow::FlowObserver, sync::logged};
+use crate::{
+    flow::FlowObserver,
+    sync::{Deferred, log, logged},
+};
 
 const STATUS: &str = "WAKELINE_STATUS";
 const TRACE: &str = "WAKELINE_TRACE";
@@ -30,7 +33,7 @@ static INTERVAL: LazyLock<Option<Duration>> = LazyLock::new(|| {
     let value = std::env::var_os(STATUS).filter(|value| !value.is_empty())?;
     let interval = value.to_str().and_then(duration);
     if interval.is_none() {
-        logged(|| {
+        log(move || {
             tracing::warn!(
                 "{STATUS}={} is not used: it must be a whole number with a unit, from `1ms` on: `500ms`, `2s`, `1m`",
                 value.display()
@@ -44,15 +47,16 @@ static INTERVAL: LazyLock<Option<Duration>> = LazyLock::new(|| {
 static FILE: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
     let file = PathBuf::from(std::env::var_os(TRACE).filter(|value| !value.is_empty())?);
     let is_file = file.file_name().is_some() && !file.is_dir();
-    if !is_file {
-        logged(|| {
-            tracing::warn!(
-                "{TRACE}={} is not used: it must be the path of a file that can be written: `flow.pftrace`",
-                file.display()
-            );
-        });
+    if is_file {
+        return Some(file);
     }
-    is_file.then_some(file)
+    log(move || {
+        tracing::warn!(
+            "{TRACE}={} is not used: it must be the path of a file that can be written: `flow.pftrace`",
+            file.display()
+        );
+    });
+    None
 });
 
 /// Where to serve a page, if the environment says so.
@@ -64,7 +68,7 @@ static ADDRESS: LazyLock<Option<SocketAddr>> = LazyLock::new(|| {
         Some(_) => "wakeline was built without the feature `page`",
         None => "it must be an address and a port: `127.0.0.1:7070`, or `127.0.0.1:0` for a free port",
     };
-    logged(|| tracing::warn!("{PAGE}={} is not used: {wrong}", value.display()));
+    log(move || tracing::warn!("{PAGE}={} is not used: {wrong}", value.display()));
     None
 });
 
@@ -76,6 +80,8 @@ static RECORDED: LazyLock<Observe> = LazyLock::new(|| Observe::new().paths(1).re
 
 /// The observers of a flow that begins.
 pub(crate) fn from_environment() -> impl Iterator<Item = Arc<dyn FlowObserver>> {
+    // What is wrong is logged when all is read: a subscriber may begin a flow.
+    let _later = Deferred::new();
     printer().into_iter().chain(recorder()).chain(page())
 }
 
@@ -133,7 +139,7 @@ fn printer() -> Option<Arc<dyn FlowObserver>> {
             }
         });
         if let Err(error) = print {
-            logged(|| tracing::warn!(%error, "cannot spawn the thread that prints {STATUS}"));
+            log(move || tracing::warn!(%error, "cannot spawn the thread that prints {STATUS}"));
         }
     });
     Some(Arc::new(FlowRecords { observe: ALL.clone(), at_end: Some(print_end) }))

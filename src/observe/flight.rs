@@ -64,6 +64,8 @@ pub(super) struct FlightRecorder {
     capacity: usize,
     flows: AtomicU32,
     threads: Mutex<Vec<RecordedThread>>,
+    /// Rings that were freed: the time of the last event, and the number of all.
+    freed: Mutex<VecDeque<(u64, u64)>>,
     /// Events of threads whose thread-locals are gone.
     homeless: AtomicU64,
 }
@@ -106,6 +108,7 @@ impl FlightRecorder {
             capacity: events.clamp(EVENTS.0, EVENTS.1).next_power_of_two(),
             flows: AtomicU32::new(0),
             threads: Mutex::default(),
+            freed: Mutex::default(),
             homeless: AtomicU64::new(0),
         })
     }
@@ -162,8 +165,23 @@ impl FlightRecorder {
             .collect();
         threads.push(RecordedThread { name, ring: ring.clone(), counts: VecDeque::new() });
         drop(threads);
-        drop(gone);
+        self.forget(gone);
         ring
+    }
+
+    /// Frees rings. Their events count as lost where they are in a window: also in that of a flow that ended before.
+    fn forget(&self, gone: Vec<RecordedThread>) {
+        let mut freed = lock(&self.freed);
+        for thread in &gone {
+            let Some([at, ..]) = thread.ring.last() else { continue };
+            let mut count = thread.ring.written();
+            if freed.len() == MOST_ENDED {
+                count += freed.pop_front().map_or(0, |(_, count)| count);
+            }
+            freed.push_back((at, count));
+        }
+        drop(freed);
+        drop(gone);
     }
 
     /// Notes how many events each ring has, and frees those of threads that have ended and whose last event is older than
@@ -185,7 +203,7 @@ impl FlightRecorder {
             }
         }
         drop(threads);
-        drop(gone);
+        self.forget(gone);
     }
 
     /// The events of a flow between two times on the axis. `ends`: the writer and the reader of each of its hubs.
@@ -200,7 +218,9 @@ impl FlightRecorder {
             .iter()
             .map(|thread| (thread.name.clone(), thread.ring.clone(), thread.written_until(from)))
             .collect();
-        let lost = self.homeless.load(Ordering::Relaxed);
+        let freed: u64 =
+            lock(&self.freed).iter().filter(|(at, _)| axis.nanos(*at) >= from).map(|(_, count)| count).sum();
+        let lost = self.homeless.load(Ordering::Relaxed) + freed;
         let mut found = FlightEvents { from, threads: Vec::new(), events: Vec::new(), lost };
         let mut entries = Vec::new();
         for (name, ring, before) in rings {

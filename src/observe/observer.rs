@@ -168,7 +168,8 @@ impl Observe {
     }
 
     /// Saves the last seconds of a flow in `file`, [as a trace](Trace), when a followed message takes longer than `limit`
-    /// on the path of this [name](PathSnapshot::name): `read > upper > write`. A flow that has no such path is never slow.
+    /// on the path of this [name](PathSnapshot::name): `read > upper > write`. A flow that has no such path is never slow. Of several observers of a flow only the first one
+    /// knows its paths.
     ///
     /// This and the other triggers are those of all clones of the observer. A trigger saves its file at most once a
     /// minute, and replaces the one before. They are noticed by the thread that samples, every 10 ms, and
@@ -201,7 +202,9 @@ impl Observe {
     }
 
     /// The same, when an operator was seen in one poll for longer than `limit`: meanwhile it blocks a thread of
-    /// the runtime. An interval between two samples is the error.
+    /// the runtime. An interval between two samples is the error. Operators with a [thread of their
+    /// own](crate::flow::Added::on_own_thread) may block it, and the workers of [concurrent](fn@crate::operator::concurrent)
+    /// runs are not seen.
     #[must_use]
     pub fn when_blocked(self, limit: Duration, file: impl Into<PathBuf>) -> Self {
         self.when(TriggerCause::Blocked(limit), file.into())

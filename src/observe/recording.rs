@@ -31,8 +31,10 @@ pub(super) struct Recording {
     /// The writer and the reader of each hub.
     ends: Vec<(u32, u32)>,
     began: u64,
-    /// Each device once, without the host.
-    devices: Vec<Device>,
+    /// The name of each device once, without the host.
+    devices: Vec<Arc<str>>,
+    /// The devices, until the flow has ended.
+    open: Mutex<Vec<Device>>,
     tracks: Vec<DeviceTrack>,
     reader: Mutex<Option<Arc<SpanReader>>>,
     /// Those of an ended flow.
@@ -83,7 +85,8 @@ impl Recording {
             ends: hubs.all.iter().map(|hub| (number(hub.from), number(hub.to))).collect(),
             began,
             tracks: tracks(control, &devices),
-            devices,
+            devices: devices.iter().map(|device| device.name().into()).collect(),
+            open: Mutex::new(devices),
             reader: Mutex::new(reader),
             spans: Mutex::default(),
             counters: Mutex::default(),
@@ -101,12 +104,14 @@ impl Recording {
         let reader = lock(&self.reader).take();
         let spans = reader.as_ref().map(|reader| reader.with_kept(|kept| kept.clone())).unwrap_or_default();
         *lock(&self.spans) = spans;
-        drop(reader);
+        let open = std::mem::take(&mut *lock(&self.open));
+        drop((reader, open));
     }
 
     /// Bytes in use on each device. No lock may be held: memory whose last use has completed is reclaimed, which can wake tasks.
     pub(super) fn memory(&self) -> Vec<u64> {
-        self.devices.iter().map(|device| device.memory_stats().in_use).collect()
+        let open = lock(&self.open).clone();
+        open.iter().map(|device| device.memory_stats().in_use).collect()
     }
 
     /// Samples the counters, with what [`memory`](Self::memory) returned. For the observer's thread, now and then: it has no clock of the flow's if that is paused.
@@ -190,7 +195,7 @@ impl Recording {
             hubs: self.hubs.clone(),
             threads: events.threads,
             streams: self.tracks.iter().map(|track| track.name.clone()).collect(),
-            devices: self.devices.iter().map(|device| device.name().into()).collect(),
+            devices: self.devices.clone(),
             events: events.events,
             device,
             counters: values,

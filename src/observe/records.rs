@@ -103,6 +103,8 @@ struct Now {
     since: Instant,
     /// Its runs when it began that.
     runs: u64,
+    /// The number of the poll that it is in, and since when that was seen.
+    poll: Option<(u32, Instant)>,
 }
 
 struct Bucket {
@@ -339,6 +341,7 @@ impl Records {
         let hubs = control.hubs();
         self.recording.iter().for_each(|recording| recording.sample(&hubs, &memory, self.sampling.keep));
         let mut longest: Option<(usize, Duration)> = None;
+        let may_block = |number: usize| control.observed.get().is_some_and(|known| known.may_block[number]);
         let Recent { buckets, operators, watchdogs } = &mut *recent;
         while buckets.get(1).is_some_and(|next| now - next.began >= self.sampling.keep) {
             buckets.pop_front();
@@ -367,15 +370,20 @@ impl Records {
             counts.counts[activity as usize] += 1;
             let runs = control.tasks[number].status_cell().runs();
             if operators.len() == number {
-                operators.push(Now { activity, since: now, runs });
+                operators.push(Now { activity, since: now, runs, poll: None });
             }
             let before = &mut operators[number];
             if before.activity != activity || activity == Activity::Runs && before.runs != runs {
-                *before = Now { activity, since: now, runs };
+                *before = Now { activity, since: now, runs, ..*before };
             } else if activity == Activity::Runs {
-                let poll = now - before.since;
-                counts.poll = counts.poll.max(poll);
-                longest = longest.filter(|(_, other)| *other >= poll).or(Some((number, poll)));
+                counts.poll = counts.poll.max(now - before.since);
+            }
+            // `Runs` is also an operator whose workers are all busy, and one that is polled again and again.
+            let (_, in_poll, poll) = control.tasks[number].waited();
+            let since = before.poll.filter(|(same, _)| *same == poll).map_or(now, |(_, since)| since);
+            before.poll = (in_poll && activity == Activity::Runs).then_some((poll, since));
+            if before.poll.is_some() && since < now && !may_block(number) {
+                longest = longest.filter(|(_, other)| *other >= now - since).or(Some((number, now - since)));
             }
         }
         for (hub, counts) in hubs.all.iter().zip(&mut bucket.hubs) {

@@ -83,26 +83,39 @@ impl Trace {
     /// a reader never sees a part.
     ///
     /// # Errors
-    /// [`Operator`](crate::ErrorKind::Operator) with the error of the file system and the path.
+    /// [`Operator`](crate::ErrorKind::Operator) with the error of the file system and the path. The path of a device or a
+    /// pipe is refused: use [`write`](Self::write).
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         replace(path, &self.to_bytes()).map_err(|error| Error::from(error).at(format!("trace `{}`", path.display())))
     }
 }
 
+/// The number of the next file that is not complete.
+static NUMBERS: AtomicU64 = AtomicU64::new(0);
+
 /// Writes a file beside the path, and renames it.
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    static NUMBERS: AtomicU64 = AtomicU64::new(0);
     let Some(name) = path.file_name() else {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path has no file name"));
     };
-    let mut partial = OsString::from(".");
-    partial.push(name);
-    let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-    partial.push(format!(".{}-{number}.partial", std::process::id()));
-    let partial = path.with_file_name(partial);
-    let written = File::create_new(&partial).and_then(|mut file| file.write_all(bytes));
-    let renamed = written.and_then(|()| fs::rename(&partial, path));
+    // A device such as `/dev/null`, or a pipe, would be replaced, too.
+    if fs::metadata(path).is_ok_and(|known| !known.is_file()) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path is not that of a regular file"));
+    }
+    let (partial, created) = loop {
+        let mut partial = OsString::from(".");
+        partial.push(name);
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        partial.push(format!(".{}-{number}.partial", std::process::id()));
+        let partial = path.with_file_name(partial);
+        match File::create_new(&partial) {
+            // That of a process which was killed, or of one with the same number in another container.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            created => break (partial, created),
+        }
+    };
+    let renamed = created?.write_all(bytes).and_then(|()| fs::rename(&partial, path));
     if renamed.is_err() {
         // The first error is returned.
         let _ = fs::remove_file(&partial);
@@ -139,6 +152,14 @@ mod tests {
             assert!(error.contains(&format!("trace `{}`", wrong.display())), "{error}");
         }
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "nothing is left");
+        // What a process with the same number has left is kept.
+        let next = NUMBERS.load(Ordering::Relaxed);
+        let left = [0, 1, 2, 3]
+            .map(|after| next + after)
+            .map(|number| folder.join(format!(".b.{}-{number}.partial", std::process::id())));
+        left.iter().for_each(|left| fs::write(left, b"left").unwrap());
+        replace(&folder.join("b"), b"three").unwrap();
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 6);
         fs::remove_dir_all(folder).unwrap();
     }
 }

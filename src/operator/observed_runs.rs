@@ -50,7 +50,10 @@ pub(crate) struct WatchedWork {
 impl Watched {
     /// Called when all that is wanted is known.
     pub(super) fn seal(&mut self, operators: usize) {
-        self.traced = Tracepoints::new(TraceClock::here(), std::mem::take(&mut self.sinks), operators);
+        let sinks = std::mem::take(&mut self.sinks);
+        if !sinks.is_empty() {
+            self.traced = Tracepoints::new(TraceClock::here(), sinks, operators);
+        }
     }
 
     /// `None` if nothing traces the flow.

@@ -36,7 +36,7 @@ use self::{access::PageAccess, server::Listening};
 use super::{Observe, observer::Shared};
 use crate::{
     error::{Error, ErrorKind, Result},
-    sync::{contained, logged},
+    sync::{contained, log, logged},
 };
 
 /// A live page of the flows of an [`Observe`], in a browser. See [`Observe::page`].
@@ -226,6 +226,6 @@ pub(super) fn open_for_process(flows: Arc<Shared>, address: SocketAddr) {
     match opened {
         // The page ends if these are dropped.
         Ok(open) => std::mem::forget(open),
-        Err(error) => failed(error),
+        Err(error) => log(move || failed(error)),
     }
 }
