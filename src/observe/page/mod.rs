@@ -77,7 +77,7 @@ impl PageOptions {
         self
     }
 
-    /// Adds a host name under which the page is reached, without a port. Requests for names that were not added are
+    /// Adds a host name or an address under which the page is reached, without a port. Requests for names that were not added are
     /// refused, so that no foreign site can reach the page by a name of its own that resolves to this machine.
     #[must_use]
     pub fn host(mut self, name: impl Into<String>) -> Self {
