@@ -181,7 +181,8 @@ impl Page {
         Ok(OpenPage { shutdown, ended })
     }
 
-    /// Where to open the page, with its key. Treat it as a secret.
+    /// Where to open the page, with its key. Treat it as a secret. For a page on all addresses (`0.0.0.0`) it has the loopback
+    /// address.
     pub fn url(&self) -> &str {
         &self.url
     }

@@ -50,12 +50,7 @@ pub(super) struct Routes {
 }
 
 impl Routes {
-    pub(super) fn new(
-        access: Arc<PageAccess>,
-        flows: Arc<Shared>,
-        feed: Arc<EventFeed>,
-        controls: bool,
-    ) -> Self {
+    pub(super) fn new(access: Arc<PageAccess>, flows: Arc<Shared>, feed: Arc<EventFeed>, controls: bool) -> Self {
         Self { access, flows, feed, controls }
     }
 
