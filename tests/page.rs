@@ -246,7 +246,7 @@ async fn hosts_can_be_added() {
     let watch = Observe::new();
     let page = page(&watch, PageOptions::new().host("gpu-3.lan")).await;
     let mut client = Client::with_key(&page).await;
-    client.host = "gpu-3.lan:80".into();
+    client.host = format!("gpu-3.lan:{}", page.address().port());
     assert_eq!(client.get("/session").await.status, 204);
     client.host = "gpu-4.lan:80".into();
     assert_eq!(client.get("/session").await.status, 403);
@@ -409,6 +409,21 @@ fn waiting(watch: &Observe, operators: usize, name: impl Fn(usize) -> String) ->
     let ingress = flow.ingress("numbers", first.input);
     flow.observe(watch);
     (flow.spawn().unwrap(), ingress)
+}
+
+/// Through two tunnels, two pages with one port are two ports of `localhost`, for which a browser has the same cookies.
+#[tokio::test]
+async fn the_cookie_has_the_port_that_the_browser_sees() {
+    let watch = Observe::new();
+    let page = page(&watch, PageOptions::new()).await;
+    let (_, key) = page.url().split_once("#key=").unwrap();
+    for port in [7070, 7071] {
+        let mut client = Client::new(&page);
+        client.host = format!("localhost:{port}");
+        let answer = client.post("/session", key).await;
+        let cookie = &answer.headers["set-cookie"];
+        assert!(cookie.starts_with(&format!("wakeline-page-{port}=")), "{cookie}");
+    }
 }
 
 /// It misses events, instead of having them wait for it.

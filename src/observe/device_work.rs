@@ -83,7 +83,7 @@ impl Finder<'_> {
                 continue;
             }
             found.extend(self.work_of(operator).filter(|known| found.iter().all(|other| !other.is_same(known))));
-            for (number, hub) in self.hubs.all.iter().enumerate() {
+            for (number, hub) in self.hubs.numbered(operator) {
                 let (here, there) = if behind { (hub.from, hub.to) } else { (hub.to, hub.from) };
                 if here == operator {
                     let copies = hub.state.copies().then(|| self.copies(number)).flatten();

@@ -321,7 +321,7 @@ impl FlowObserver for FlowRecords {
         let records = lock(&shared.flows).iter().find(|records| records.is_of(flow)).cloned();
         records.iter().for_each(|records| records.collect(&flow.0, None, true));
         let summary = records.as_ref().map(|records| records.last_summary(flow)).unwrap_or_default();
-        let last = Snapshot::new(flow, &summary, snapshot::devices(&flow.0));
+        let last = Snapshot::new(flow, &summary, snapshot::devices(&flow.0)).with_failure(flow);
         if let Some(at_end) = self.at_end {
             at_end(&last, records.as_ref());
         }

@@ -310,7 +310,9 @@ impl Records {
             drop(recent);
             return self.last().map(|last| (*last).clone());
         }
-        Some(Snapshot::new(&flow, &recent.summary(&flow.0), devices))
+        let snapshot = Snapshot::new(&flow, &recent.summary(&flow.0), devices);
+        drop(recent);
+        Some(snapshot.with_failure(&flow))
     }
 
     /// What the run looks like at its end.

@@ -18,6 +18,7 @@ use crate::{
         control::{Control, SectionParts},
     },
     stream::DeviceTime,
+    sync::contained,
 };
 
 /// A picture of a flow: what its operators do and wait for, how full its hubs are, what its devices hold. See
@@ -225,12 +226,12 @@ impl Handle {
     /// ```
     pub fn snapshot(&self) -> Snapshot {
         let observed = Records::of(&self.0).and_then(|records| records.snapshot());
-        observed.unwrap_or_else(|| Snapshot::new(self, &Summary::default(), devices(&self.0)))
+        observed.unwrap_or_else(|| Snapshot::new(self, &Summary::default(), devices(&self.0)).with_failure(self))
     }
 }
 
 impl Snapshot {
-    /// `devices`: what [`devices`] returned, before any lock.
+    /// `devices`: what [`devices`] returned, before any lock. [`with_failure`](Self::with_failure) is to be called on it.
     pub(super) fn new(flow: &Handle, summary: &Summary, devices: Vec<DeviceSnapshot>) -> Self {
         let control = &*flow.0;
         let observed = summary.samples > 0;
@@ -283,9 +284,7 @@ impl Snapshot {
             flow: control.name.clone(),
             elapsed: control.clock.elapsed(),
             state: FlowState::of(flow),
-            failure: flow
-                .failure()
-                .map(|error| FailureSnapshot { kind: error.kind().to_string(), message: format!("{error:#}") }),
+            failure: None,
             window: summary.window,
             bottleneck: finder::find(control, &hubs, summary),
             warnings: summary.warnings.clone(),
@@ -298,6 +297,18 @@ impl Snapshot {
             path_counts,
             over: flow.has_ended(),
         }
+    }
+
+    /// Adds why the flow has failed. No lock may be held: the text of a cause is made by code of the user's, which may panic.
+    pub(super) fn with_failure(mut self, flow: &Handle) -> Self {
+        if let Some(error) = flow.failure().filter(|_| self.state == FlowState::Failed) {
+            let kind = error.kind().to_string();
+            let mut message = None;
+            contained("the text of a flow's error panicked", || message = Some(format!("{error:#}")));
+            let message = message.unwrap_or_else(|| format!("{kind}: the text of the error panicked"));
+            self.failure = Some(FailureSnapshot { kind, message });
+        }
+        self
     }
 
     /// One operator, by its name.

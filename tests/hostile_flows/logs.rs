@@ -201,3 +201,19 @@ fn a_step_log_survives_panics_of_its_writer_and_of_an_error_text() {
         assert!(text.trim_end().ends_with("(a text that panicked)"), "{text}");
     });
 }
+
+/// A snapshot at a flow's end has the text of its error, whose `Display` is user code.
+#[test]
+fn an_observed_flow_fails_with_an_error_whose_text_panics() {
+    alone("hostile_flows::logs::an_observed_flow_fails_with_an_error_whose_text_panics", async {
+        let watch = wakeline::observe::Observe::new();
+        let mut flow = Flow::new("f");
+        let source = flow.add("source", source(|| ready(Err::<Option<u32>, _>(Error::other(PanicsInDisplay)))));
+        let sink = flow.add("sink", sink(|_: u32| ready(Ok(()))));
+        flow.connect(source.output, sink.input);
+        flow.observe(&watch);
+        assert!(flow.run().await.is_err_and(|error| error.downcast_ref::<PanicsInDisplay>().is_some()));
+        let last = watch.snapshots().remove(0);
+        assert_eq!(last.failure.unwrap().message, "operator failed: the text of the error panicked");
+    });
+}

@@ -18,7 +18,8 @@ impl Observe {
     ///
     /// Names and labels are those of the table. Counters are set to their absolute value. Those in seconds are gauges here,
     /// since that crate's counters are whole numbers; so are state sets. A recorder keeps what it was given: the last
-    /// values of a flow that has ended remain.
+    /// values of a flow that has ended remain, and so do the times of a path that has no messages in the window. Its
+    /// counters never fall: those of a flow that runs again under the same name stay until they exceed the former run's.
     ///
     /// It runs no code but the recorder's, whose panics are the caller's.
     ///

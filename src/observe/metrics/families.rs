@@ -94,8 +94,10 @@ pub(super) const FAMILIES: &[Family] = &[
         help: "Of how much of the window the operator did what, as a ratio.",
         samples: |flow, add| {
             for operator in &flow.operators {
-                for (activity, share) in operator.shares.iter().flat_map(|shares| shares.iter()) {
-                    add(&[&operator.name, activity.word()], Real(share));
+                let Some(shares) = &operator.shares else { continue };
+                // Zeros, too: a recorder keeps the last value of a sample that is left out.
+                for activity in Activity::ALL {
+                    add(&[&operator.name, activity.word()], Real(shares.of(activity)));
                 }
             }
         },
@@ -354,6 +356,29 @@ mod tests {
         let rows: Vec<_> = page.lines().filter(|line| line.starts_with("//! | `wakeline_")).collect();
         let expected: Vec<_> = FAMILIES.iter().map(row).collect();
         assert_eq!(rows, expected, "replace them by:\n{}", expected.join("\n"));
+    }
+
+    /// A recorder keeps the value before one that is left out.
+    #[test]
+    fn a_share_of_zero_is_a_sample() {
+        let operator = OperatorSnapshot {
+            name: "a".into(),
+            device: "host".into(),
+            section: None,
+            activity: Activity::Runs,
+            waits_for: Vec::new(),
+            since: std::time::Duration::ZERO,
+            runs: 0,
+            busy: std::time::Duration::ZERO,
+            device_time: None,
+            shares: Some(crate::observe::Shares::default()),
+            runs_per_second: None,
+        };
+        let flow = Snapshot { operators: vec![operator], ..Snapshot::default() };
+        let mut count = 0;
+        let family = FAMILIES.iter().find(|family| family.name == "wakeline_operator_share").unwrap();
+        family.each(&flow, |_, number| count += usize::from(number == Real(0.0)));
+        assert_eq!(count, Activity::ALL.len());
     }
 
     fn row(family: &Family) -> String {

@@ -9,7 +9,7 @@
 //! Ports of `Host` are not compared: a tunnel has another one here than there. An origin's host and port must be those of
 //! `Host`.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use hyper::{
     HeaderMap, Method,
@@ -60,7 +60,13 @@ impl PageAccess {
         Ok(Self { key: Secret::random()?, session: Secret::random()?, hosts })
     }
 
-    pub(super) fn url(&self, address: SocketAddr) -> String {
+    pub(super) fn url(&self, mut address: SocketAddr) -> String {
+        // `0.0.0.0` and `::` stand for all addresses of the machine, and are no host of a URL.
+        match address.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
+            IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
+            _ => {}
+        }
         format!("http://{address}/#key={}", self.key.0)
     }
 
@@ -82,13 +88,14 @@ impl PageAccess {
     }
 
     fn is_known_host(&self, host: &str, local: SocketAddr) -> bool {
+        // One that was added may be an address: behind a forwarded port, that of the host differs from the local one.
+        if self.hosts.iter().any(|known| known.eq_ignore_ascii_case(host)) {
+            return true;
+        }
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
         match bare.parse::<IpAddr>() {
             Ok(address) => address.is_loopback() || address == local.ip().to_canonical(),
-            Err(_) => {
-                host.eq_ignore_ascii_case("localhost")
-                    || self.hosts.iter().any(|known| known.eq_ignore_ascii_case(host))
-            }
+            Err(_) => host.eq_ignore_ascii_case("localhost"),
         }
     }
 
@@ -122,7 +129,7 @@ fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
 mod tests {
     use super::*;
 
-    const LOCAL: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7070);
+    const LOCAL: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7070);
 
     fn answers(method: Method, headers: &[(HeaderName, &str)]) -> bool {
         let access = PageAccess::new(&["gpu-3.lan".into()]).unwrap();
@@ -175,6 +182,25 @@ mod tests {
         let headers = HeaderMap::from_iter([(HOST, "192.168.7.5:7070".parse().unwrap())]);
         assert!(access.is_own_site(&Method::GET, &headers, "192.168.7.5:7070".parse().unwrap()));
         assert!(!access.is_own_site(&Method::GET, &headers, "192.168.7.6:7070".parse().unwrap()));
+    }
+
+    #[test]
+    fn an_address_that_was_added_is_a_host() {
+        let access = PageAccess::new(&["203.0.113.5".into()]).unwrap();
+        let answers = |host: &str| {
+            let headers = HeaderMap::from_iter([(HOST, host.parse().unwrap())]);
+            access.is_own_site(&Method::GET, &headers, "172.17.0.2:7070".parse().unwrap())
+        };
+        assert!(answers("203.0.113.5:80") && !answers("203.0.113.6:80"));
+    }
+
+    #[test]
+    fn the_url_of_all_addresses_is_one_that_is_answered() {
+        let access = PageAccess::new(&[]).unwrap();
+        for (all, begins) in [("0.0.0.0:7070", "http://127.0.0.1:7070/#"), ("[::]:7070", "http://[::1]:7070/#")] {
+            let url = access.url(all.parse().unwrap());
+            assert!(url.starts_with(begins), "{url}");
+        }
     }
 
     #[test]

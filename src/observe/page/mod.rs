@@ -77,8 +77,8 @@ impl PageOptions {
         self
     }
 
-    /// Adds a host name under which the page is reached, without a port. Requests for names that were not added are
-    /// refused, so that no foreign site can reach the page by a name of its own that resolves to this machine.
+    /// Adds a host name or an address under which the page is reached, without a port. Requests for names that were not
+    /// added are refused, so that no foreign site can reach the page by a name of its own that resolves to this machine.
     #[must_use]
     pub fn host(mut self, name: impl Into<String>) -> Self {
         self.hosts.push(name.into());
@@ -108,9 +108,10 @@ impl Observe {
     ///
     /// The URL contains a random key in its fragment, which browsers do not send: the page exchanges it for a cookie. The
     /// key gives access, so treat the URL as a secret. Requests without it, from another site, or for
-    /// another [host](PageOptions::host) are refused with 403. There is no encryption: on an
-    /// address other than loopback, whoever can read the traffic can read the key, and a `tracing` warning says so. From
-    /// another machine use a tunnel, such as `ssh -L 7070:localhost:7070`.
+    /// another [host](PageOptions::host) are refused with 403. There is no encryption: on an address other than loopback the
+    /// key can be read from the network, and a `tracing` warning says so. From another machine use a tunnel, such as
+    /// `ssh -L 7070:localhost:7070`. Browsers send a cookie to every port of its host: while the page is open, do not open
+    /// pages there that you do not trust, such as those of another user of the machine.
     ///
     /// # Costs
     ///
@@ -180,7 +181,8 @@ impl Page {
         Ok(OpenPage { shutdown, ended })
     }
 
-    /// Where to open the page, with its key. Treat it as a secret.
+    /// Where to open the page, with its key. Treat it as a secret. For a page on all addresses (`0.0.0.0`) it has the loopback
+    /// address.
     pub fn url(&self) -> &str {
         &self.url
     }

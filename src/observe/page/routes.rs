@@ -18,6 +18,7 @@ use hyper::{
     HeaderMap, Method, Request, Response, StatusCode,
     body::{Body, Bytes, Incoming},
     header::{self, HeaderName, HeaderValue},
+    http::uri::Authority,
 };
 use tokio::time::timeout;
 
@@ -46,19 +47,11 @@ pub(super) struct Routes {
     flows: Arc<Shared>,
     feed: Arc<EventFeed>,
     controls: bool,
-    /// The name of its cookie: cookies are shared by all ports of a host.
-    cookie: String,
 }
 
 impl Routes {
-    pub(super) fn new(
-        access: Arc<PageAccess>,
-        flows: Arc<Shared>,
-        feed: Arc<EventFeed>,
-        controls: bool,
-        address: SocketAddr,
-    ) -> Self {
-        Self { access, flows, feed, controls, cookie: format!("wakeline-page-{}", address.port()) }
+    pub(super) fn new(access: Arc<PageAccess>, flows: Arc<Shared>, feed: Arc<EventFeed>, controls: bool) -> Self {
+        Self { access, flows, feed, controls }
     }
 
     pub(super) async fn answer(
@@ -77,22 +70,22 @@ impl Routes {
         if !self.access.is_own_site(&head.method, &head.headers, local) {
             return text(StatusCode::FORBIDDEN, "this host or origin is not that of the page\n");
         }
-        let (method, path) = (&head.method, head.uri.path());
+        let (method, path, cookie) = (&head.method, head.uri.path(), cookie(&head.headers));
         let reads = matches!(*method, Method::GET | Method::HEAD);
         if let Some((kind, content)) = asset(path).filter(|_| reads) {
             return whole(kind, content);
         }
         if path == "/session" && *method == Method::POST {
             let key = timeout(PATIENCE, short(body)).await.ok().flatten();
-            let cookie = key.and_then(|key| self.access.exchange(&key, &self.cookie));
-            let Some(cookie) = cookie.and_then(|cookie| HeaderValue::from_str(&cookie).ok()) else {
+            let bought = key.and_then(|key| self.access.exchange(&key, &cookie));
+            let Some(cookie) = bought.and_then(|cookie| HeaderValue::from_str(&cookie).ok()) else {
                 return text(StatusCode::FORBIDDEN, "this is not the key of the page\n");
             };
             let mut answer = empty(StatusCode::NO_CONTENT);
             answer.headers_mut().insert(header::SET_COOKIE, cookie);
             return answer;
         }
-        if !self.access.has_session(&head.headers, &self.cookie) {
+        if !self.access.has_session(&head.headers, &cookie) {
             return text(StatusCode::FORBIDDEN, "open the URL that the program has printed, with its key\n");
         }
         let id = head.uri.query().and_then(id);
@@ -163,6 +156,13 @@ impl Routes {
         });
         empty(StatusCode::NO_CONTENT)
     }
+}
+
+/// The name of the cookie. Cookies are shared by all ports of a host: it has the port that the browser sees, as the pages of
+/// two machines may have the same port there, and two tunnels to them here.
+fn cookie(headers: &HeaderMap) -> String {
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()?.parse::<Authority>().ok());
+    format!("wakeline-page-{}", host.and_then(|host| host.port_u16()).unwrap_or(80))
 }
 
 /// The id in `id=7`.

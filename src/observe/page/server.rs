@@ -72,7 +72,7 @@ pub(super) fn run(
             });
         }
         let feed = Arc::new(EventFeed::new(flows.clone(), controls));
-        let routes = Arc::new(Routes::new(access.clone(), flows, feed.clone(), controls, address));
+        let routes = Arc::new(Routes::new(access.clone(), flows, feed.clone(), controls));
         listens(Ok(Listening { address, url: access.url(address) }));
         let serve = async { futures::join!(accept(listener, routes), feed.publish()) };
         select(std::pin::pin!(serve), std::pin::pin!(closed(until))).await;
