@@ -221,7 +221,7 @@ async fn a_foreign_host_or_origin_or_a_missing_key_is_refused_with_403() {
 }
 
 #[tokio::test]
-async fn every_answer_tells_a_browser_what_it_may_do() {
+async fn every_answer_restricts_what_a_browser_does() {
     let watch = Observe::new();
     let page = page(&watch, PageOptions::new()).await;
     let friend = Client::with_key(&page).await;
@@ -523,11 +523,11 @@ fn a_page_shows_a_runtime_whose_workers_are_all_blocked() {
     let watch = Observe::new();
     let seen = Arc::new(AtomicBool::new(false));
     let (blocks, unblock) = mpsc::channel::<()>();
-    let (tell, told) = mpsc::channel::<Page>();
+    let (sender, receiver) = mpsc::channel::<Page>();
     let viewer = std::thread::spawn({
         let seen = seen.clone();
         move || {
-            let page = told.recv().unwrap();
+            let page = receiver.recv().unwrap();
             let other = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             other.block_on(async {
                 let mut viewer = Client::with_key(&page).await.view().await;
@@ -539,7 +539,7 @@ fn a_page_shows_a_runtime_whose_workers_are_all_blocked() {
     });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        tell.send(page(&watch, PageOptions::new()).await).unwrap();
+        sender.send(page(&watch, PageOptions::new()).await).unwrap();
         let mut flow = Flow::new("blocked");
         let block = source(move || {
             let _ = unblock.recv();

@@ -339,7 +339,6 @@ impl<M: Message> HubCore<M> {
         traced.send(is_outside, push, |pushed| matches!(pushed, Pushed::Queued | Pushed::Evicted))
     }
 
-    #[cold]
     #[inline(never)]
     fn push_noted(&self, place: &mut Option<Parcel<M>>, ready: bool) -> Pushed {
         if let Some(parcel) = place.as_mut().filter(|_| self.wait_time_origin.is_some()) {
@@ -406,7 +405,6 @@ impl<M: Message> HubCore<M> {
         if self.is_plain { self.queue.take(place) } else { self.take_noted(place, reread) }
     }
 
-    #[cold]
     #[inline(never)]
     fn take_noted(&self, place: &mut Option<Parcel<M>>, reread: bool) -> Option<u64> {
         let taken = match &self.latest {

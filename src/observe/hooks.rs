@@ -150,7 +150,7 @@ mod tests {
         }
     }
 
-    /// A hook that reports its call, and returns or panics when it is told to.
+    /// A hook that reports its call, and returns or panics as the test says.
     fn blocked() -> (Hook, Receiver<u64>, std::sync::mpsc::Sender<bool>) {
         let (called, calls) = channel();
         let (proceed, wait) = channel();

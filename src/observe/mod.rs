@@ -140,7 +140,7 @@
 //! | `wakeline_path_part_seconds` | gauge | `path` `part` | Where the time of an average message went (queued, host, device, copy). |
 //! | `wakeline_path_measured_messages_total` | counter | `path` | Messages that were measured on the path. |
 //! | `wakeline_path_dropped_messages_total` | counter |  | Messages that were to be measured and did not reach an end. |
-//! | `wakeline_device_memory_bytes` | gauge | `device` `state` | Memory that wakeline uses on the device, by state (in_use, waiting, cached). |
+//! | `wakeline_device_memory_bytes` | gauge | `device` `state` | Memory of the whole device that wakeline uses while the flow runs, by state (in_use, waiting, cached). |
 //! | `wakeline_device_memory_peak_bytes` | gauge | `device` | The most memory that was in use or waiting at once. |
 //!
 //! # How it works, and what it costs

@@ -82,7 +82,7 @@ impl<S: Subscriber> Layer<S> for Lines {
     }
 }
 
-/// In a process of its own: it hears what the whole process logs.
+/// In a process of its own: it receives what the whole process logs.
 #[test]
 fn a_warning_is_logged_once() {
     let test = thread::current();

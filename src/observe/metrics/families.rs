@@ -279,9 +279,9 @@ pub(super) const FAMILIES: &[Family] = &[
         kind: Gauge,
         unit: "bytes",
         labels: &["device", "state"],
-        help: "Memory that wakeline uses on the device, by state (in_use, waiting, cached).",
+        help: "Memory of the whole device that wakeline uses while the flow runs, by state (in_use, waiting, cached).",
         samples: |flow, add| {
-            for device in &flow.devices {
+            for device in flow.devices.iter().filter(|_| !flow.over) {
                 let all = [("in_use", device.in_use), ("waiting", device.waiting), ("cached", device.cached)];
                 all.iter().for_each(|(state, bytes)| add(&[&device.name, state], Whole(*bytes)));
             }

@@ -18,8 +18,8 @@ export class Timeline {
     this.names = h('div', { class: 'names' });
     this.canvas = h('canvas', { tabindex: 0, role: 'img' });
     this.rows = h('div', { class: 'tracks' }, this.names, h('div', { class: 'canvas' }, this.canvas));
-    this.told = h('p', { class: 'quiet number told' }, '\u00a0');
-    place.append(this.tools, this.rows, this.told);
+    this.detail = h('p', { class: 'quiet number detail' }, '\u00a0');
+    place.append(this.tools, this.rows, this.detail);
     this.listen();
     new IntersectionObserver((entries) => {
       this.seen = entries.at(-1).isIntersecting;
@@ -82,11 +82,11 @@ export class Timeline {
     });
     canvas.addEventListener('pointerup', () => (this.drag = null));
     canvas.addEventListener('pointermove', (event) => {
-      if (this.drag === null) return this.tell(event);
+      if (this.drag === null) return this.describe(event);
       this.move(((this.drag - event.clientX) / canvas.clientWidth) * (this.view[1] - this.view[0]));
       this.drag = event.clientX;
     });
-    canvas.addEventListener('pointerleave', () => setText(this.told, '\u00a0'));
+    canvas.addEventListener('pointerleave', () => setText(this.detail, '\u00a0'));
   }
 
   get length() {
@@ -152,10 +152,10 @@ export class Timeline {
   }
 
   /** What is under the pointer. */
-  tell(event) {
+  describe(event) {
     const { data, view: [from, to], canvas } = this;
     const track = data?.tracks[Math.floor(event.offsetY / ROW)];
-    if (!track) return setText(this.told, '\u00a0');
+    if (!track) return setText(this.detail, '\u00a0');
     const micros = from + (event.offsetX / canvas.clientWidth) * (to - from);
     const near = ((to - from) / canvas.clientWidth) * 2;
     let text = track.name;
@@ -166,7 +166,7 @@ export class Timeline {
       text += `: ${what} for ${time((ended - began) / 1e6)}${work < 0.995 * (ended - began) ? `, ${percent(work / (ended - began))} of it` : ''}`;
       break;
     }
-    setText(this.told, text);
+    setText(this.detail, text);
   }
 }
 
