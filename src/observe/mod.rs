@@ -1,8 +1,8 @@
 //! Seeing a flow run: what its operators do and wait for, how full its hubs are, and what limits it.
 //!
-//! [`Handle::snapshot`] is a picture of a flow as it is now, at no cost for a flow that nothing looks at. With an
-//! [`Observe`], the picture also has the last seconds in it: of how much of the time each operator did what, messages
-//! in a second, and one sentence about the [bottleneck](Bottleneck).
+//! [`Handle::snapshot`](crate::flow::Handle::snapshot) is a picture of a flow as it is now, at no cost for a flow that
+//! nothing looks at. With an [`Observe`], the picture also has the last seconds in it: of how much of the time each
+//! operator did what, messages in a second, and one sentence about the [bottleneck](Bottleneck).
 //!
 //! ```
 //! use std::time::Duration;
@@ -204,3 +204,9 @@ pub use snapshot::{
 };
 pub use trace::Trace;
 pub use warnings::{Warning, WarningCounts, WarningKind};
+
+/// A profiler attaches to programs with CUDA.
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn attached_profiler() -> Option<std::sync::Arc<dyn crate::flow::FlowObserver>> {
+    None
+}

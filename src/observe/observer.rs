@@ -37,7 +37,7 @@ pub(super) const RECORDED: usize = 65_536;
 const EVERY: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(60));
 const KEEP: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3600));
 
-/// Observes flows: give it to each with [`Flow::observe`] before it runs. See the [module](self).
+/// Observes flows: give it to each with [`Flow::observe`] before it runs. See the [module](super).
 ///
 /// Clones are one observer. Dropping all of them does not end the observation of a flow that has it.
 #[derive(Clone)]
@@ -83,7 +83,7 @@ impl Observe {
     }
 
     /// Sets that one message in `every` of each source is followed from there to where it ends, for flows that it is
-    /// given from now on: see [`PathSnapshot`]. With zero none is. What an operator sends is followed if one of the
+    /// given from now on: see [`PathSnapshot`](super::PathSnapshot). With zero none is. What an operator sends is followed if one of the
     /// messages that it took in the same run is. Chunks are not messages.
     #[must_use]
     pub fn paths(mut self, every: u32) -> Self {
@@ -133,7 +133,7 @@ impl Observe {
 
     /// Adds a function that is called once with each [warning](Warning) that begins, for flows that it is given from now
     /// on. It runs on a thread of its own, `wakeline-warnings`, and may do what it likes: block, abort the flow, take a
-    /// snapshot. While it blocks, up to 256 warnings wait for it; further ones are [counted](WarningCounts::lost). A panic
+    /// snapshot. While it blocks, up to 256 warnings wait for it; further ones are [counted](super::WarningCounts::lost). A panic
     /// of it is logged.
     ///
     /// ```
@@ -168,7 +168,7 @@ impl Observe {
     }
 
     /// Saves the last seconds of a flow in `file`, [as a trace](Trace), when a followed message takes longer than `limit`
-    /// on the path of this [name](PathSnapshot::name): `read > upper > write`. A flow that has no such path is never slow. Of several observers of a flow only the first one
+    /// on the path of this [name](super::PathSnapshot::name): `read > upper > write`. A flow that has no such path is never slow. Of several observers of a flow only the first one
     /// knows its paths.
     ///
     /// This and the other triggers are those of all clones of the observer. A trigger saves its file at most once a
@@ -249,12 +249,6 @@ impl Observe {
     pub fn open_metrics(&self) -> String {
         metrics::text(self.snapshots())
     }
-}
-
-/// Without CUDA there is no profiler.
-#[cfg(not(feature = "cuda"))]
-pub(crate) fn attached_profiler() -> Option<Arc<dyn FlowObserver>> {
-    None
 }
 
 impl Shared {
