@@ -46,10 +46,10 @@ pub struct Observe {
     hooks: Vec<Hook>,
     /// Set if the runs of flows are recorded.
     recorder: Option<Arc<FlightRecorder>>,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<ObservedFlows>,
 }
 
-pub(super) struct Shared {
+pub(super) struct ObservedFlows {
     pub(super) flows: Mutex<Vec<Arc<Records>>>,
     warnings: Arc<WarningQueue>,
     triggers: Arc<Triggers>,
@@ -60,8 +60,11 @@ impl Observe {
     pub fn new() -> Self {
         let (every, keep) = (Duration::from_millis(10), Duration::from_secs(10));
         let sampling = Sampling { every, keep, paths: MEASURED, device_times: true, limits: Limits::default() };
-        let shared =
-            Shared { flows: Mutex::at(Level::Records, Vec::new()), warnings: Arc::default(), triggers: Arc::default() };
+        let shared = ObservedFlows {
+            flows: Mutex::at(Level::Records, Vec::new()),
+            warnings: Arc::default(),
+            triggers: Arc::default(),
+        };
         Self { sampling, hooks: Vec::new(), recorder: None, shared: Arc::new(shared) }
     }
 
@@ -251,7 +254,7 @@ impl Observe {
     }
 }
 
-impl Shared {
+impl ObservedFlows {
     /// Forgets the oldest flows that have ended.
     fn forget(&self) {
         let mut flows = lock(&self.flows);

@@ -15,7 +15,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{super::observer::Shared, picture};
+use super::{super::observer::ObservedFlows, picture};
 use crate::sync::{AtomicU64, Ordering, contained};
 
 /// Viewers at a time.
@@ -28,7 +28,7 @@ const REST: u32 = 24;
 const BEAT: Duration = Duration::from_secs(15);
 
 pub(super) struct EventFeed {
-    flows: Arc<Shared>,
+    flows: Arc<ObservedFlows>,
     controls: bool,
     /// `None` while there is no viewer.
     latest: watch::Sender<Option<Bytes>>,
@@ -53,7 +53,7 @@ struct Viewer {
 }
 
 impl EventFeed {
-    pub(super) fn new(flows: Arc<Shared>, controls: bool) -> Self {
+    pub(super) fn new(flows: Arc<ObservedFlows>, controls: bool) -> Self {
         let seats = Arc::new(Semaphore::new(VIEWERS));
         Self { flows, controls, latest: watch::Sender::new(None), seats, arrival: Notify::new() }
     }

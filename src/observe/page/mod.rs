@@ -33,7 +33,7 @@ use tokio::{
 };
 
 use self::{access::PageAccess, server::Listening};
-use super::{Observe, observer::Shared};
+use super::{Observe, observer::ObservedFlows};
 use crate::{
     error::{Error, ErrorKind, Result},
     sync::{contained, log, logged},
@@ -161,7 +161,7 @@ impl Observe {
 impl Page {
     /// Starts the server, which calls `listens` once it listens or cannot.
     fn open(
-        flows: Arc<Shared>,
+        flows: Arc<ObservedFlows>,
         addresses: Vec<SocketAddr>,
         options: &PageOptions,
         listens: impl FnOnce(Result<Listening>) + Send + 'static,
@@ -218,7 +218,7 @@ struct OpenPage {
 }
 
 /// Serves a page until the process ends. It prints its URL.
-pub(super) fn open_for_process(flows: Arc<Shared>, address: SocketAddr) {
+pub(super) fn open_for_process(flows: Arc<ObservedFlows>, address: SocketAddr) {
     let failed = |error: Error| logged(|| tracing::warn!("no page is served: {error:#}"));
     let opened = Page::open(flows, vec![address], &PageOptions::new(), move |result| match result {
         // A program without a standard error has no reader either.

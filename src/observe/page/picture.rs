@@ -15,7 +15,7 @@ use hyper::body::Bytes;
 use serde::Serialize;
 
 use super::{
-    super::{FlowState, Snapshot, observer::Shared, records::Records},
+    super::{FlowState, Snapshot, observer::ObservedFlows, records::Records},
     groups::grouped,
 };
 use crate::sync::lock;
@@ -67,23 +67,23 @@ impl FlowPicture {
     }
 }
 
-pub(super) fn records(flows: &Shared) -> Vec<Arc<Records>> {
+pub(super) fn records(flows: &ObservedFlows) -> Vec<Arc<Records>> {
     lock(&flows.flows).clone()
 }
 
 /// The observed run with this number.
-pub(super) fn by_id(flows: &Shared, id: u64) -> Option<Arc<Records>> {
+pub(super) fn by_id(flows: &ObservedFlows, id: u64) -> Option<Arc<Records>> {
     records(flows).into_iter().find(|records| records.number == id)
 }
 
 /// All flows.
-pub(super) fn of_all(flows: &Shared, controls: bool) -> Option<Bytes> {
+pub(super) fn of_all(flows: &ObservedFlows, controls: bool) -> Option<Bytes> {
     let flows = records(flows).iter().filter_map(|records| FlowPicture::of(records)).collect();
     json(&Picture { controls, flows })
 }
 
 /// One flow, also one that has ended.
-pub(super) fn of_one(flows: &Shared, id: u64) -> Option<Bytes> {
+pub(super) fn of_one(flows: &ObservedFlows, id: u64) -> Option<Bytes> {
     let snapshot = by_id(flows, id)?.snapshot()?;
     json(&FlowPicture::whole(id, snapshot))
 }

@@ -23,7 +23,7 @@ use hyper::{
 use tokio::time::timeout;
 
 use super::{
-    super::{observer::Shared, timeline::Timeline, trace::Trace},
+    super::{observer::ObservedFlows, timeline::Timeline, trace::Trace},
     access::PageAccess,
     assets::asset,
     body::PageBody,
@@ -44,13 +44,18 @@ type PageAnswer = Response<PageBody>;
 
 pub(super) struct Routes {
     access: Arc<PageAccess>,
-    flows: Arc<Shared>,
+    flows: Arc<ObservedFlows>,
     feed: Arc<EventFeed>,
     controls: bool,
 }
 
 impl Routes {
-    pub(super) fn new(access: Arc<PageAccess>, flows: Arc<Shared>, feed: Arc<EventFeed>, controls: bool) -> Self {
+    pub(super) fn new(
+        access: Arc<PageAccess>,
+        flows: Arc<ObservedFlows>,
+        feed: Arc<EventFeed>,
+        controls: bool,
+    ) -> Self {
         Self { access, flows, feed, controls }
     }
 

@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use super::{
-    super::observer::Shared,
+    super::observer::ObservedFlows,
     access::PageAccess,
     events::{EventFeed, ViewerProgress},
     routes::Routes,
@@ -45,7 +45,7 @@ pub(super) struct Listening {
 
 /// Serves until the sender of `until` is dropped.
 pub(super) fn run(
-    flows: Arc<Shared>,
+    flows: Arc<ObservedFlows>,
     access: Arc<PageAccess>,
     controls: bool,
     addresses: &[SocketAddr],
