@@ -171,13 +171,13 @@ impl Observe {
     }
 
     /// Saves the last seconds of a flow in `file`, [as a trace](Trace), when a followed message takes longer than `limit`
-    /// on the path of this [name](super::PathSnapshot::name): `read > upper > write`. A flow that has no such path is never slow. Of several observers of a flow only the first one
-    /// knows its paths.
+    /// on the path of this [name](super::PathSnapshot::name): `read > upper > write`. A flow that has no such path is never
+    /// slow. Of several observers of a flow only the first one knows its paths.
     ///
-    /// This and the other triggers are those of all clones of the observer. A trigger saves its file at most once a
-    /// minute, and replaces the one before. They are noticed by the thread that samples, every 10 ms, and
-    /// saved on a thread of its own; at the end of a flow before that ends. Errors are logged. If nothing is
-    /// [recorded](Self::record) yet, 65,536 events of each thread are from now on.
+    /// A trigger saves its file at most once a minute, and replaces the one before. It is noticed by the thread that
+    /// samples, every 10 ms, and saved on a thread of its own; at the end of a flow before that ends. Errors are logged.
+    /// If this observer does not [record](Self::record) yet, it records 65,536 events of each thread from now on. Triggers
+    /// are shared by all clones of an observer, and look at the flows that are recorded.
     ///
     /// ```
     /// use std::time::Duration;
@@ -198,7 +198,7 @@ impl Observe {
         self.when(TriggerCause::Stalled, file.into())
     }
 
-    /// The same, when a flow fails; not when it is aborted.
+    /// The same, when a flow fails whose operators have started; not when it is aborted.
     #[must_use]
     pub fn when_failed(self, file: impl Into<PathBuf>) -> Self {
         self.when(TriggerCause::Failed, file.into())

@@ -9,7 +9,10 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, LazyLock, Weak},
+    sync::{
+        Arc, LazyLock, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -30,7 +33,7 @@ use super::{
     watchdogs::{Begun, Limits, Watchdogs},
 };
 #[cfg(feature = "page")]
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::AtomicU64;
 use crate::{
     operator::{
         Handle,
@@ -86,6 +89,8 @@ pub(super) struct Records {
     triggers: Arc<Triggers>,
     /// Threads that save traces.
     saves: Mutex<Vec<JoinHandle<()>>>,
+    /// Calls that may be about to add one.
+    firing: AtomicUsize,
     /// Set when the run has ended.
     last: Mutex<Option<Arc<Snapshot>>>,
 }
@@ -193,6 +198,7 @@ impl Records {
             recording: recorder.and_then(|recorder| Recording::begin(control, recorder)),
             triggers,
             saves: Mutex::default(),
+            firing: AtomicUsize::new(0),
             last: Mutex::default(),
         });
         let known: Arc<dyn std::any::Any + Send + Sync> = records.clone();
@@ -238,6 +244,7 @@ impl Records {
         let name = |operator: &usize| control.names[*operator].clone();
         let path = |operators: &[usize]| path_name(&operators.iter().map(name).collect::<Vec<_>>());
         happened.slowest = slowest.iter().map(|(operators, took)| (path(operators), *took)).collect();
+        let firing = Firing::begin(&self.firing);
         happened.stalled = recording.sink().take_stall();
         happened.blocked = polled.map(|(operator, took)| (name(&operator), took));
         if is_last {
@@ -245,7 +252,12 @@ impl Records {
             happened.failed = control.failure().is_some_and(|failure| !failure.is_cancelled());
         }
         self.triggers.fire(&happened, self, is_last);
+        drop(firing);
         if is_last {
+            // What the observer's thread has noticed a moment ago is saved as well.
+            while self.firing.load(Ordering::Acquire) > 0 {
+                thread::yield_now();
+            }
             let saves = std::mem::take(&mut *lock(&self.saves));
             // Their panics are contained.
             saves.into_iter().for_each(|save| drop(save.join()));
@@ -407,6 +419,22 @@ impl Records {
         drop(recent);
         self.hand_on(std::mem::take(&mut looked.begun));
         longest
+    }
+}
+
+/// A call that fires triggers.
+struct Firing<'a>(&'a AtomicUsize);
+
+impl<'a> Firing<'a> {
+    fn begin(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Firing<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
     }
 }
 
