@@ -21,8 +21,8 @@ use crate::operator::control::{Control, Hubs};
 
 /// The longest time between two checks.
 const RARELY: Duration = Duration::from_secs(10);
-/// A check is made at most so often as it takes half a percent of a core.
-const REST: u32 = 200;
+/// A check is made at most so often as it takes a third of a percent of a core.
+const REST: u32 = 300;
 /// The longest that a check may count as having taken: the thread may have been preempted.
 const LONGEST: Duration = Duration::from_millis(100);
 /// The number of operators that are counted behind one that waits. A thousand may have the same thousand behind them.

@@ -290,7 +290,7 @@ impl<M: Message> Output<M> {
 
     /// Sends the message in `place` if there is room; otherwise it stays there. `unmoved`: its hub, if there is only one,
     /// moves it later.
-    #[inline]
+    #[inline(always)]
     fn send_if_room(&mut self, place: &mut Option<Parcel<M>>, unmoved: bool) -> Result<()> {
         let bytes = place.as_ref().map_or(0, |parcel| parcel.message.size_in_bytes() as u64);
         self.with_origin(|readers, origin| match readers {

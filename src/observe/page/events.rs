@@ -22,8 +22,8 @@ use crate::sync::{AtomicU64, Ordering, contained};
 const VIEWERS: usize = 16;
 /// Between two events.
 const EVERY: Duration = Duration::from_millis(250);
-/// The thread rests at least this number of times as long as it has worked: it takes at most 4 % of a core.
-const REST: u32 = 24;
+/// The thread rests at least this number of times as long as it has worked: it takes at most 2.5 % of a core.
+const REST: u32 = 39;
 /// A viewer gets something at least this often, which shows that the connection still stands.
 const BEAT: Duration = Duration::from_secs(15);
 
