@@ -1,16 +1,14 @@
 //! [`Records`]: what the last seconds of a run were like, from samples of its state.
 //!
-//! One thread of the process, `wakeline-observer`, looks at each operator and hub of each observed flow now and then,
-//! where they are, and counts what it finds. Nothing is recorded by the flow itself, so nothing is lost, and a flow
-//! that is not observed pays nothing. The thread is not one of the runtime's: it also runs while all workers are
-//! blocked. It ends with the last observed flow.
+//! The [sampler](super::sampler) looks at each operator and hub where they are, and counts what it finds. Shares and rates
+//! are not derived from events, which could get lost, and a flow that is not observed pays nothing.
 //!
 //! The counts of [`BUCKETS`] stretches of time are kept, the oldest of which is replaced by the next.
 
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, LazyLock, Weak,
+        Arc, Weak,
         atomic::{AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle},
@@ -26,6 +24,7 @@ use super::{
     long_waits::Look,
     paths::{PathCounts, PathSnapshot, Paths},
     recording::Recording,
+    sampler,
     snapshot::{self, Snapshot, path_name},
     timeline::Timeline,
     triggers::{Happened, Triggers},
@@ -40,15 +39,11 @@ use crate::{
         control::{Control, Hubs},
     },
     stream::SpanReader,
-    sync::{Condvar, Level, Mutex, contained, lock, logged},
+    sync::{Level, Mutex, lock, logged},
 };
 
 /// The number of stretches into which the kept time is divided.
 const BUCKETS: u32 = 20;
-/// The thread sleeps at least this number of times as long as it has worked: it takes at most 1 % of a core, with its wakes.
-const REST: u32 = 149;
-/// The longest that a round may count as having taken.
-const LONGEST: Duration = Duration::from_millis(100);
 const KINDS: usize = Activity::ALL.len();
 
 /// How a flow is observed.
@@ -75,7 +70,7 @@ pub(super) struct Records {
     #[cfg(feature = "page")]
     pub(super) number: u64,
     sampling: Sampling,
-    control: Weak<Control>,
+    pub(super) control: Weak<Control>,
     recent: Mutex<Recent>,
     /// `None` also for a second observer of the run.
     paths: Option<Paths>,
@@ -203,8 +198,13 @@ impl Records {
         });
         let known: Arc<dyn std::any::Any + Send + Sync> = records.clone();
         let _ = control.records.set(known);
-        Sampler::add(&records);
+        sampler::add(&records);
         records
+    }
+
+    /// Between two samples.
+    pub(super) fn interval(&self) -> Duration {
+        self.sampling.every
     }
 
     /// Those of the first observer of the flow.
@@ -345,7 +345,7 @@ impl Records {
     }
 
     /// Returns the operator that was seen in one poll for longest.
-    fn sample(&self, control: &Control, now: Instant) -> Option<(usize, Duration)> {
+    pub(super) fn sample(&self, control: &Control, now: Instant) -> Option<(usize, Duration)> {
         let memory = self.recording.as_ref().map(|recording| recording.memory()).unwrap_or_default();
         // The run does not end before this sample, so that its hubs are dropped where it ends.
         let mut recent = lock(&self.recent);
@@ -490,112 +490,4 @@ impl Bucket {
         let hubs = hubs.all.iter().map(|hub| HubBucket { passed: hub.state.counts().taken, ..HubBucket::default() });
         Self { began, samples: 0, operators: operators.collect(), hubs: hubs.collect() }
     }
-}
-
-/// The flows that are sampled.
-struct Sampler {
-    records: Vec<(Weak<Records>, Instant)>,
-    has_thread: bool,
-    random: u64,
-}
-
-static SAMPLER: Mutex<Sampler> =
-    Mutex::at(Level::Records, Sampler { records: Vec::new(), has_thread: false, random: 0x2545_f491_4f6c_dd1d });
-/// Signalled when a flow is added.
-static ADDED: LazyLock<Condvar> = LazyLock::new(Condvar::default);
-
-impl Sampler {
-    fn add(records: &Arc<Records>) {
-        let mut sampler = lock(&SAMPLER);
-        sampler.records.push((Arc::downgrade(records), Instant::now()));
-        if std::mem::replace(&mut sampler.has_thread, true) {
-            drop(sampler);
-            return ADDED.notify_all();
-        }
-        drop(sampler);
-        if let Err(error) = thread::Builder::new().name("wakeline-observer".into()).spawn(Self::observe) {
-            lock(&SAMPLER).has_thread = false;
-            tracing::error!(%error, "cannot spawn the thread that observes flows: they run on, without shares");
-        }
-    }
-
-    fn observe() {
-        let mut ended = false;
-        contained("the observer's thread panicked", || {
-            Self::run();
-            ended = true;
-        });
-        if !ended {
-            // The next flow begins anew.
-            lock(&SAMPLER).has_thread = false;
-        }
-    }
-
-    fn run() {
-        let mut cost = Duration::ZERO;
-        loop {
-            let now = Instant::now();
-            let Some(due) = Self::due(now) else { return };
-            for records in due {
-                // The last reference to a flow may be dropped here, and with it values of the user's.
-                contained("a value of a flow panicked in the observer's thread", || {
-                    if let Some(control) = records.control.upgrade() {
-                        let polled = records.sample(&control, now);
-                        if !control.has_ended() {
-                            records.collect(&control, polled, false);
-                        }
-                    }
-                    drop(records);
-                });
-            }
-            // A round in which the thread was preempted or stopped says little about its cost.
-            let took = now.elapsed().min(LONGEST);
-            cost = if took < cost { took } else { cost + (took - cost) / 16 };
-            let rested = Instant::now() + cost * REST;
-            let mut sampler = lock(&SAMPLER);
-            loop {
-                let next = sampler.records.iter().map(|(_, next)| *next).min().unwrap_or(now).max(rested);
-                let nap = next.saturating_duration_since(Instant::now());
-                if nap.is_zero() {
-                    break;
-                }
-                sampler = ADDED.wait_timeout(sampler, nap);
-            }
-        }
-    }
-
-    /// The records to sample now. `None` if there are none at all, and the thread ends.
-    fn due(now: Instant) -> Option<Vec<Arc<Records>>> {
-        let mut sampler = lock(&SAMPLER);
-        let (mut due, mut gone) = (Vec::new(), Vec::new());
-        let Self { records, random, .. } = &mut *sampler;
-        records.retain_mut(|(records, next)| {
-            let Some(records) = records.upgrade() else { return false };
-            if records.control.strong_count() == 0 || records.last().is_some() {
-                gone.push(records);
-                return false;
-            }
-            if *next <= now {
-                *next = now + irregular(records.sampling.every, random);
-                due.push(records);
-            } else {
-                gone.push(records);
-            }
-            true
-        });
-        sampler.has_thread = !sampler.records.is_empty();
-        let more = sampler.has_thread;
-        drop(sampler);
-        drop(gone);
-        more.then_some(due)
-    }
-}
-
-/// Between half and one and a half of an interval: a flow with the same period is not always sampled at the same point.
-fn irregular(interval: Duration, random: &mut u64) -> Duration {
-    // Xorshift.
-    *random ^= *random << 13;
-    *random ^= *random >> 7;
-    *random ^= *random << 17;
-    interval.mul_f64(0.5 + (*random >> 11) as f64 / (1_u64 << 53) as f64)
 }

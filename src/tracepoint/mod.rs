@@ -1,7 +1,7 @@
 //! [`Tracepoints`]: the points in a flow's run at which observers are called, with a [`TraceEvent`] each.
 //!
 //! A flow that no observer traces pays a bit in words that it loads anyway: the state of an operator's task, what its runs
-//! prepare, and a flag of each hub. All else is behind `#[cold]` calls.
+//! prepare, and a flag of each hub. All else is behind calls that are not inlined.
 //!
 //! ```text
 //!   poll of a task    OperatorTask::poll       TracedOperator ─┐

@@ -116,7 +116,7 @@ impl Observe {
     /// # Costs
     ///
     /// Without a viewer none beyond those of the observer. With viewers it takes a snapshot four times a second: 0.3 % of a
-    /// core for 100 operators. It does so less often where that would take more than 2.5 % of a core; above 300 operators it
+    /// core for 100 operators (bench `page`, the host of an H200). It does so less often where that would take more than 2.5 % of a core; above 300 operators it
     /// shows groups. At most 16 can view it, and one that stops reading gets the latest event when it reads on.
     ///
     /// The feature `page` adds an HTTP server, hyper, and serde to the build: a debug build of wakeline with all that it
