@@ -87,6 +87,8 @@ pub(crate) fn open(ordinal: usize) -> Result<Arc<CudaBackend>> {
     static OPEN: Mutex<FxHashMap<usize, Weak<CudaBackend>>> =
         Mutex::at(Level::Opening, FxHashMap::with_hasher(FxBuildHasher));
     let driver = Driver::get()?;
+    // Loads a profiler's library, if there is one, while no lock is held: the first streams are created under this one.
+    Nvtx::get();
     let mut open = OPEN.lock();
     if let Some(backend) = open.get(&ordinal).and_then(Weak::upgrade)
         && backend.cx.lost().is_none()
