@@ -183,6 +183,8 @@ impl Device {
         {
             // Open for the life of the process: closing a device would have to wait for its work.
             static OPENED: Mutex<Vec<(usize, Device)>> = Mutex::at(crate::sync::Level::Devices, Vec::new());
+            // Before the lock: the names of streams are for a profiler that is loaded.
+            nvtx::Nvtx::get();
             let mut opened = lock(&OPENED);
             if let Some((_, device)) = opened.iter().find(|(at, _)| *at == n) {
                 device.check_process()?;

@@ -26,6 +26,9 @@ const ENTRY_POINT: &CStr = c"InitializeInjectionNvtx2";
 
 const DOMAIN: &CStr = c"wakeline";
 
+/// Set by the first [`Nvtx::get`].
+static NVTX: OnceLock<Option<Nvtx>> = OnceLock::new();
+
 /// What an event shows: a category, by which profilers filter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum NvtxCategory {
@@ -61,16 +64,22 @@ pub(crate) struct NvtxName {
 pub(crate) struct NvtxRange(u64);
 
 impl Nvtx {
-    /// The attached profiler, loaded by the first call. `None` if there is none: the usual case.
+    /// The attached profiler, loaded by the first call. `None` if there is none: the usual case. No lock may be held, since
+    /// the first call may log.
     #[inline]
     pub(crate) fn get() -> Option<&'static Nvtx> {
-        static NVTX: OnceLock<Option<Nvtx>> = OnceLock::new();
-        if let Some(known) = NVTX.get() {
-            return known.as_ref();
+        if NVTX.get().is_some() {
+            return Self::loaded();
         }
         // What is wrong is logged when it is known: a subscriber may begin a flow.
         let _later = Deferred::new();
         NVTX.get_or_init(Nvtx::from_environment).as_ref()
+    }
+
+    /// The attached profiler, if it is loaded already.
+    #[inline]
+    pub(crate) fn loaded() -> Option<&'static Nvtx> {
+        NVTX.get().and_then(Option::as_ref)
     }
 
     #[cold]

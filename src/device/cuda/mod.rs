@@ -87,8 +87,6 @@ pub(crate) fn open(ordinal: usize) -> Result<Arc<CudaBackend>> {
     static OPEN: Mutex<FxHashMap<usize, Weak<CudaBackend>>> =
         Mutex::at(Level::Opening, FxHashMap::with_hasher(FxBuildHasher));
     let driver = Driver::get()?;
-    // Loads a profiler's library, if there is one, while no lock is held: the first streams are created under this one.
-    Nvtx::get();
     let mut open = OPEN.lock();
     if let Some(backend) = open.get(&ordinal).and_then(Weak::upgrade)
         && backend.cx.lost().is_none()
@@ -276,7 +274,7 @@ impl Backend for CudaBackend {
     }
 
     fn stream_rename(&self, raw: RawStream, name: &str) {
-        if let Some(nvtx) = Nvtx::get() {
+        if let Some(nvtx) = Nvtx::loaded() {
             nvtx.name_stream(stream(raw).cast(), name);
         }
     }
