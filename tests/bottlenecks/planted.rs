@@ -33,13 +33,13 @@ fn watch() -> Observe {
     Observe::new().every(ms(1)).keep(Duration::from_secs(2))
 }
 
-/// The bottleneck of a running flow that was observed for half a second.
-async fn observed(running: &Running) -> Bottleneck {
+/// The bottleneck of a running flow that was observed for so long.
+async fn observed(running: &Running, window: Duration) -> Bottleneck {
     let began = Instant::now();
     loop {
         let snapshot = running.snapshot();
         match snapshot.bottleneck {
-            Some(found) if snapshot.window >= ms(500) => return found,
+            Some(found) if snapshot.window >= window => return found,
             _ => assert!(began.elapsed() < Duration::from_secs(60), "no bottleneck is found: {snapshot}"),
         }
         tokio::time::sleep(ms(20)).await;
@@ -51,7 +51,7 @@ async fn bottleneck(mut flow: Flow) -> Bottleneck {
     let _alone = ALONE.lock().await;
     flow.observe(&watch());
     let running = flow.spawn().unwrap();
-    let found = observed(&running).await;
+    let found = observed(&running, ms(500)).await;
     running.abort();
     let _ = running.await;
     found
@@ -276,15 +276,8 @@ fn a_blocked_worker() {
         let _inside = runtime.enter();
         flow.spawn().unwrap()
     };
-    let began = Instant::now();
-    let found = loop {
-        let snapshot = running.snapshot();
-        match snapshot.bottleneck {
-            Some(found) if snapshot.window >= ms(800) => break found,
-            _ => assert!(began.elapsed() < Duration::from_secs(60), "{snapshot}"),
-        }
-        thread::yield_now();
-    };
+    let own = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let found = own.block_on(observed(&running, ms(800)));
     is(&found, "read", Reason::BlockedWorker);
     assert!(found.sentence.contains(".on_own_thread()"), "{found}");
     drop(running);
