@@ -4,7 +4,7 @@
 //! [tokens](super::idle) correct. It also carries requests from outside: end after this run, pause, abort. The
 //! operator's future is polled with its [probe waker](probe_waker).
 
-mod probe_waker;
+pub(super) mod probe_waker;
 
 use std::{
     fmt,

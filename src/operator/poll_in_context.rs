@@ -1,38 +1,86 @@
 //! Polls an operator's futures with the waker of its [`OperatorTask`] and with its device current.
 
-use std::{future::poll_fn, pin::pin, sync::Arc, task::Poll};
+use std::{
+    future::poll_fn,
+    pin::{Pin, pin},
+    sync::Arc,
+    task::{Context, Poll},
+};
 
-use super::{operator_task::OperatorTask, pacing::ExpectedMessage};
+use pin_project_lite::pin_project;
+
+use super::{
+    operator_task::{OperatorTask, probe_waker::ProbeGuard},
+    pacing::ExpectedMessage,
+};
 use crate::{device::Device, error::Result, stream::Streams};
 
 /// Polls `work`, the future of one operator, with the operator's waker and with its device current, until it ends or is
 /// aborted.
-pub(crate) async fn poll_in_context<T>(
-    operator_task: &Arc<OperatorTask>,
-    device: &Device,
-    work: impl Future<Output = Result<T>>,
-) -> Result<T> {
-    let mut probe = operator_task.install_probe_waker();
-    let on_host = device.is_host();
-    let mut work = pin!(work);
-    let mut expected = ExpectedMessage::default();
-    poll_fn(|task| {
-        loop {
-            let polled = operator_task.poll(&mut probe, task, |task| {
-                if !on_host && let Err(error) = device.backend().make_current() {
-                    // This might be the first sign of a fault: `observe` fails every future that waits for the device,
-                    // and the error names the operators whose work is lost.
-                    return Poll::Ready(Streams::of(device).observe(Err(error)));
-                }
-                work.as_mut().poll(task)
-            });
-            match operator_task.pacing() {
-                Some(pacing) if polled.is_pending() && expected.poll(pacing, operator_task, task) => {}
-                _ => return polled,
+pub(crate) fn poll_in_context<'a, T>(
+    operator_task: &'a Arc<OperatorTask>,
+    device: &'a Device,
+    work: impl Future<Output = Result<T>> + 'a,
+) -> impl Future<Output = Result<T>> + 'a {
+    let (probe, on_host) = (operator_task.install_probe_waker(), device.is_host());
+    PolledInContext { work, operator_task, device, on_host, probe, expected: None }
+}
+
+pin_project! {
+    struct PolledInContext<'a, F> {
+        #[pin]
+        work: F,
+        operator_task: &'a Arc<OperatorTask>,
+        device: &'a Device,
+        on_host: bool,
+        probe: ProbeGuard,
+        // Set if it expects messages from outside.
+        expected: Option<Box<ExpectedMessage>>,
+    }
+}
+
+impl<T, F: Future<Output = Result<T>>> PolledInContext<'_, F> {
+    #[inline]
+    fn poll_once(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Result<T>> {
+        let context = self.project();
+        context.operator_task.poll(context.probe, task, |task| {
+            if !*context.on_host && let Err(error) = context.device.backend().make_current() {
+                // This might be the first sign of a fault: `observe` fails every future that waits for the device, and
+                // the error names the operators whose work is lost.
+                return Poll::Ready(Streams::of(context.device).observe(Err(error)));
+            }
+            context.work.poll(task)
+        })
+    }
+
+    /// Polls again after a poll that was pending, for as long as the operator's message has just come.
+    #[cold]
+    fn poll_expected(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Result<T>> {
+        while self.as_mut().has_come(task) {
+            let polled = self.as_mut().poll_once(task);
+            if polled.is_ready() {
+                return polled;
             }
         }
-    })
-    .await
+        Poll::Pending
+    }
+
+    /// True if the message that the operator expects has come.
+    fn has_come(self: Pin<&mut Self>, task: &Context<'_>) -> bool {
+        let context = self.project();
+        let Some(pacing) = context.operator_task.pacing() else { return false };
+        context.expected.get_or_insert_default().poll(pacing, context.operator_task, task)
+    }
+}
+
+impl<T, F: Future<Output = Result<T>>> Future for PolledInContext<'_, F> {
+    type Output = Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Result<T>> {
+        let polled = self.as_mut().poll_once(task);
+        // Not a loop: all messages between operators take this way, and pay for what a loop keeps.
+        if polled.is_pending() && self.operator_task.pacing().is_some() { self.poll_expected(task) } else { polled }
+    }
 }
 
 /// Like [`poll_in_context`], for `stop`: it runs even if the device is lost and cannot be made current. It does not use
