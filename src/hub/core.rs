@@ -407,15 +407,17 @@ impl<M: Message> HubCore<M> {
 
     #[inline(never)]
     fn take_noted(&self, place: &mut Option<Parcel<M>>, reread: bool) -> Option<u64> {
-        let taken = match &self.latest {
-            None => self.queue.take(place),
-            Some(kept) if reread || self.queue.unread() > 0 => {
-                self.queue.read(place, |parcel| parcel.read_with((kept.clone)(&parcel.message)))
-            }
-            Some(_) => None,
-        };
-        self.traced.iter().zip(taken).for_each(|(traced, message)| traced.taken(message));
+        let taken = if self.latest.is_none() { self.queue.take(place) } else { self.read_latest(place, reread) };
+        if let (Some(traced), Some(message)) = (&self.traced, taken) {
+            traced.taken(message);
+        }
         taken
+    }
+
+    #[inline(never)]
+    fn read_latest(&self, place: &mut Option<Parcel<M>>, reread: bool) -> Option<u64> {
+        let kept = self.latest.as_ref().filter(|_| reread || self.queue.unread() > 0)?;
+        self.queue.read(place, |parcel| parcel.read_with((kept.clone)(&parcel.message)))
     }
 
     /// Checks that the message can be moved: where the hub copies nothing, its envelopes are at the reader's location;

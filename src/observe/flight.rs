@@ -18,6 +18,7 @@ use std::{
     cell::RefCell,
     collections::VecDeque,
     fmt,
+    mem::ManuallyDrop,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
@@ -26,13 +27,13 @@ use std::{
 };
 
 use super::{
-    ring::{Entry, Ring},
+    ring::{Entry, Ring, RingWriter},
     timeline::TimelineEvent,
 };
 use crate::{
     operator::control::Control,
     sync::{Mutex, lock},
-    tracepoint::{OUTSIDE, TraceAxis, TraceEvent, TraceSink},
+    tracepoint::{PackedEvent, TraceAxis, TraceSink},
 };
 
 /// Events for which memory is allocated at once: 24 KiB.
@@ -45,17 +46,36 @@ const MOST_ENDED: usize = 64;
 const NOTES: u64 = 512;
 
 thread_local! {
-    /// The rings of this thread, by recorder.
-    static RINGS: RefCell<RingsOfThread> = const { RefCell::new(RingsOfThread { last: None, others: Vec::new() }) };
+    /// The rings of this thread. Without a destructor: whether that has run would be checked at each event.
+    static RINGS: ManuallyDrop<RefCell<RingsOfThread>> =
+        const { ManuallyDrop::new(RefCell::new(RingsOfThread::NONE)) };
+    static GUARD: RingsGuard = const { RingsGuard };
 }
 
 type ThreadRing = Ring<SEGMENT>;
+type ThreadWriter = RingWriter<SEGMENT>;
 
 /// By the numbers of their recorders.
 struct RingsOfThread {
     /// The one that was used last.
-    last: Option<(u32, Arc<ThreadRing>)>,
-    others: Vec<(u32, Arc<ThreadRing>)>,
+    last: Option<(u32, ThreadWriter)>,
+    others: Vec<(u32, ThreadWriter)>,
+}
+
+impl RingsOfThread {
+    const NONE: Self = Self { last: None, others: Vec::new() };
+}
+
+/// Drops the rings at the end of the thread.
+struct RingsGuard;
+
+impl Drop for RingsGuard {
+    fn drop(&mut self) {
+        let rings = RINGS.with(|rings| {
+            rings.try_borrow_mut().ok().map(|mut rings| std::mem::replace(&mut *rings, RingsOfThread::NONE))
+        });
+        drop(rings);
+    }
 }
 
 /// See the [module](self).
@@ -84,7 +104,8 @@ pub(super) struct FlowSink {
     recorder: Arc<FlightRecorder>,
     /// That of the recorder.
     number: u32,
-    flow: u32,
+    /// Its number, in the free bits of an event.
+    flow: u64,
     stalled: AtomicBool,
 }
 
@@ -114,7 +135,7 @@ impl FlightRecorder {
     }
 
     pub(super) fn flow(self: &Arc<Self>) -> Arc<FlowSink> {
-        let flow = self.flows.fetch_add(1, Ordering::Relaxed) & FLOW;
+        let flow = PackedEvent::free(self.flows.fetch_add(1, Ordering::Relaxed));
         Arc::new(FlowSink { recorder: self.clone(), number: self.number, flow, stalled: AtomicBool::new(false) })
     }
 
@@ -124,33 +145,35 @@ impl FlightRecorder {
         given.into_iter().find(|sink| std::ptr::eq(&*sink.recorder, self))
     }
 
-    /// Where the thread's last event was another recorder's, or its thread-locals are gone.
+    /// Where the entry begins a segment, the thread's last event was another recorder's, or its thread-locals are gone.
     #[cold]
     #[inline(never)]
     fn push_elsewhere(&self, entry: Entry) {
-        let pushed = RINGS.try_with(|rings| {
+        let pushed = RINGS.with(|rings| {
+            // An error at the end of the thread, when the rings are dropped.
+            GUARD.try_with(|_| ()).ok()?;
             // Borrowed already only if the allocator of the program runs a flow.
             let RingsOfThread { last, others } = &mut *rings.try_borrow_mut().ok()?;
             others.extend(last.take());
-            let ring = match others.iter().position(|(number, _)| *number == self.number) {
+            let mut writer = match others.iter().position(|(number, _)| *number == self.number) {
                 Some(at) => others.swap_remove(at).1,
                 None => {
                     // Those of recorders that are gone.
-                    others.retain(|(_, ring)| Arc::strong_count(ring) > 1);
+                    others.retain(|(_, writer)| Arc::strong_count(writer.ring()) > 1);
                     self.new_ring()
                 }
             };
-            ring.push(entry);
-            *last = Some((self.number, ring));
+            writer.push(entry);
+            *last = Some((self.number, writer));
             Some(())
         });
-        if pushed.ok().flatten().is_none() {
+        if pushed.is_none() {
             self.homeless.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    fn new_ring(&self) -> Arc<ThreadRing> {
-        let ring = Arc::new(ThreadRing::new(self.capacity));
+    fn new_ring(&self) -> ThreadWriter {
+        let (ring, writer) = ThreadRing::new(self.capacity);
         let current = thread::current();
         let name = current.name().map_or_else(|| format!("{:?}", current.id()), Into::into);
         let mut threads = lock(&self.threads);
@@ -163,10 +186,10 @@ impl FlightRecorder {
                 goes
             })
             .collect();
-        threads.push(RecordedThread { name, ring: ring.clone(), counts: VecDeque::new() });
+        threads.push(RecordedThread { name, ring, counts: VecDeque::new() });
         drop(threads);
         self.forget(gone);
-        ring
+        writer
     }
 
     /// Frees rings. Their events count as lost where they are in a window: also in that of a flow that ended before.
@@ -233,11 +256,11 @@ impl FlightRecorder {
                 found.from = found.from.max(first.min(to));
             }
             let thread = found.threads.len() as u32;
-            let events =
-                entries.iter().filter(|[_, word, _]| *word >> FLOW_SHIFT & u64::from(FLOW) == u64::from(flow.flow));
-            let events = events.filter_map(|entry| {
-                let at = axis.nanos(entry[0]);
-                let event = unpack(entry, ends).filter(|_| (from..=to).contains(&at))?;
+            let events = entries.iter().filter_map(|[at, word, number]| {
+                let event = Some(PackedEvent { word: *word, number: *number })
+                    .filter(|event| event.word & PackedEvent::FREE == flow.flow)?;
+                let at = axis.nanos(*at);
+                let event = event.unpack(ends).filter(|_| (from..=to).contains(&at))?;
                 Some(TimelineEvent { at, thread, event })
             });
             let known = found.events.len();
@@ -281,75 +304,21 @@ impl FlowSink {
 }
 
 impl TraceSink for FlowSink {
-    #[inline]
-    fn record(&self, at: u64, event: TraceEvent) {
-        if event == TraceEvent::Stalled {
+    fn record(&self, at: u64, event: PackedEvent) {
+        if event.is_stall() {
             self.stalled.store(true, Ordering::Relaxed);
         }
-        let entry = pack(at, self.flow, event);
-        let pushed = RINGS.try_with(|rings| match rings.try_borrow().as_deref() {
-            Ok(RingsOfThread { last: Some((number, ring)), .. }) if *number == self.number => {
-                ring.push(entry);
-                true
+        let entry = [at, event.word | self.flow, event.number];
+        let pushed = RINGS.with(|rings| match rings.try_borrow_mut().as_deref_mut() {
+            Ok(RingsOfThread { last: Some((number, writer)), .. }) if *number == self.number => {
+                writer.push_in_segment(entry)
             }
             _ => false,
         });
-        if pushed != Ok(true) {
+        if !pushed {
             self.recorder.push_elsewhere(entry);
         }
     }
-}
-
-// An entry: the time; four bits of the kind, 28 of the flow, 32 of the operator or hub; the number of the run or message.
-const KIND_SHIFT: u32 = 60;
-const FLOW_SHIFT: u32 = 32;
-const FLOW: u32 = (1 << (KIND_SHIFT - FLOW_SHIFT)) - 1;
-
-mod kind {
-    pub(super) const RUN_BEGAN: u64 = 1;
-    pub(super) const RUN_ENDED: u64 = 2;
-    pub(super) const POLL_BEGAN: u64 = 3;
-    pub(super) const POLL_ENDED: u64 = 4;
-    pub(super) const SENT: u64 = 5;
-    pub(super) const SENT_FROM_OUTSIDE: u64 = 6;
-    pub(super) const TAKEN: u64 = 7;
-    pub(super) const STALLED: u64 = 8;
-    pub(super) const FAILED: u64 = 9;
-}
-
-#[inline]
-fn pack(at: u64, flow: u32, event: TraceEvent) -> Entry {
-    use TraceEvent as E;
-    let (kind, of, number) = match event {
-        E::RunBegan { operator, run } => (kind::RUN_BEGAN, operator, run),
-        E::RunEnded { operator, run } => (kind::RUN_ENDED, operator, run),
-        E::PollBegan { operator } => (kind::POLL_BEGAN, operator, 0),
-        E::PollEnded { operator } => (kind::POLL_ENDED, operator, 0),
-        E::Sent { operator: OUTSIDE, hub, message } => (kind::SENT_FROM_OUTSIDE, hub, message),
-        E::Sent { hub, message, .. } => (kind::SENT, hub, message),
-        E::Taken { hub, message, .. } => (kind::TAKEN, hub, message),
-        E::Stalled => (kind::STALLED, 0, 0),
-        E::Failed { operator } => (kind::FAILED, operator, 0),
-    };
-    [at, kind << KIND_SHIFT | u64::from(flow) << FLOW_SHIFT | u64::from(of), number]
-}
-
-fn unpack([_, word, number]: &Entry, ends: &[(u32, u32)]) -> Option<TraceEvent> {
-    use TraceEvent as E;
-    let (kind, of, number) = (word >> KIND_SHIFT, (word & u64::from(u32::MAX)) as u32, *number);
-    let (from, to) = ends.get(of as usize).copied().unwrap_or((OUTSIDE, OUTSIDE));
-    Some(match kind {
-        kind::RUN_BEGAN => E::RunBegan { operator: of, run: number },
-        kind::RUN_ENDED => E::RunEnded { operator: of, run: number },
-        kind::POLL_BEGAN => E::PollBegan { operator: of },
-        kind::POLL_ENDED => E::PollEnded { operator: of },
-        kind::SENT => E::Sent { operator: from, hub: of, message: number },
-        kind::SENT_FROM_OUTSIDE => E::Sent { operator: OUTSIDE, hub: of, message: number },
-        kind::TAKEN => E::Taken { operator: to, hub: of, message: number },
-        kind::STALLED => E::Stalled,
-        kind::FAILED => E::Failed { operator: of },
-        _ => return None,
-    })
 }
 
 impl fmt::Debug for FlightRecorder {

@@ -12,7 +12,7 @@ use crate::{
     flow::FlowObserver,
     operator::{Handle, control::Control, observed_runs::Watched},
     sync::{AtomicU64, Mutex, Ordering, lock},
-    tracepoint::{OUTSIDE, TraceEvent, TraceSink},
+    tracepoint::{OUTSIDE, PackedEvent, TraceEvent, TraceSink},
 };
 
 /// Shows one run of a flow to a profiler.
@@ -36,7 +36,7 @@ impl FlowObserver for NvtxObserver {
         let operators = flow.names.iter().map(|name| TracedRanges::new(self.nvtx.register(name))).collect();
         let sink = NvtxSink { nvtx: self.nvtx, flow: self.nvtx.register(&flow.name), operators, hubs: OnceLock::new() };
         let sink = self.sink.get_or_init(|| Arc::new(sink));
-        watched.sinks.push(sink.clone());
+        watched.sinks.push(Box::new(sink.clone()));
     }
 
     fn begins(&self, flow: &Handle) {
@@ -101,7 +101,8 @@ impl NvtxSink {
 }
 
 impl TraceSink for NvtxSink {
-    fn record(&self, _at: u64, event: TraceEvent) {
+    fn record(&self, _at: u64, event: PackedEvent) {
+        let Some(event) = event.unpack(&[]) else { return };
         match event {
             TraceEvent::RunBegan { operator, run } => {
                 let Some(operator) = self.operator(operator) else { return };

@@ -296,7 +296,7 @@ impl FlowObserver for FlowRecords {
         if let Some(recorder) = recorder {
             watched.work.iter().for_each(|work| work.reader.keep());
             let sink = recorder.flow();
-            watched.sinks.push(sink.clone());
+            watched.sinks.push(Box::new(sink.clone()));
             watched.recordings.push(sink);
         }
     }

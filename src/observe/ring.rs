@@ -15,7 +15,7 @@
 //! returned. Guarantee: each entry that is returned is whole and was written under its number, and all entries from the first
 //! one returned up to the last one that was written before the call are returned.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use crate::sync::{AtomicU64, Ordering, fence};
 
@@ -26,6 +26,7 @@ const COPIED: u64 = 256;
 
 pub(crate) type Entry = [u64; WORDS];
 type RingSlot = [AtomicU64; WORDS];
+type RingSegment<const SEGMENT: usize> = Arc<[RingSlot; SEGMENT]>;
 
 /// See the [module](self). Memory is allocated in segments of so many entries, a power of two, as they are first used.
 pub(crate) struct Ring<const SEGMENT: usize> {
@@ -34,7 +35,15 @@ pub(crate) struct Ring<const SEGMENT: usize> {
     written: AtomicU64,
     /// A power of two.
     capacity: u64,
-    segments: Box<[OnceLock<Box<[RingSlot; SEGMENT]>>]>,
+    segments: Box<[OnceLock<RingSegment<SEGMENT>>]>,
+}
+
+/// Writes a [`Ring`].
+pub(crate) struct RingWriter<const SEGMENT: usize> {
+    ring: Arc<Ring<SEGMENT>>,
+    /// Entries that are written, and the segment of the last one.
+    written: u64,
+    segment: RingSegment<SEGMENT>,
 }
 
 /// What a call of [`Ring::copy`] has found.
@@ -46,16 +55,18 @@ pub(crate) struct RingCopy {
 }
 
 impl<const SEGMENT: usize> Ring<SEGMENT> {
-    /// A ring of at least `capacity` entries.
-    pub(crate) fn new(capacity: usize) -> Self {
+    /// An empty ring of at least `capacity` entries, and its only writer.
+    pub(crate) fn new(capacity: usize) -> (Arc<Self>, RingWriter<SEGMENT>) {
         const { assert!(SEGMENT.is_power_of_two()) };
         let capacity = capacity.clamp(SEGMENT, 1 << 30).next_power_of_two();
-        Self {
+        let ring = Arc::new(Self {
             begun: AtomicU64::new(0),
             written: AtomicU64::new(0),
             capacity: capacity as u64,
             segments: (0..capacity / SEGMENT).map(|_| OnceLock::new()).collect(),
-        }
+        });
+        let segment = ring.segment(0);
+        (ring.clone(), RingWriter { ring, written: 0, segment })
     }
 
     /// The number of entries that were written.
@@ -63,22 +74,9 @@ impl<const SEGMENT: usize> Ring<SEGMENT> {
         self.written.load(Ordering::Acquire)
     }
 
-    /// Writes an entry, over the oldest one if the ring is full. Only one thread may call it.
-    #[inline]
-    pub(crate) fn push(&self, entry: Entry) {
-        let number = self.written.load(Ordering::Relaxed);
-        let (segment, at) = self.place(number);
-        let slot = match self.segments[segment].get() {
-            Some(segment) => &segment[at],
-            None => &self.segments[segment].get_or_init(new_segment)[at],
-        };
-        self.begun.store(number + 1, Ordering::Relaxed);
-        // A reader that sees one of the words below sees the number above.
-        fence(Ordering::Release);
-        slot[0].store(entry[0], Ordering::Relaxed);
-        slot[1].store(entry[1], Ordering::Relaxed);
-        slot[2].store(entry[2], Ordering::Relaxed);
-        self.written.store(number + 1, Ordering::Release);
+    /// The segment of an entry.
+    fn segment(&self, number: u64) -> RingSegment<SEGMENT> {
+        self.segments[self.place(number).0].get_or_init(new_segment).clone()
     }
 
     /// Copies the entries from the number `from` on that are still there.
@@ -120,8 +118,48 @@ impl<const SEGMENT: usize> Ring<SEGMENT> {
     }
 }
 
-#[cold]
-#[inline(never)]
-fn new_segment<const SEGMENT: usize>() -> Box<[RingSlot; SEGMENT]> {
-    Box::new(std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0))))
+impl<const SEGMENT: usize> RingWriter<SEGMENT> {
+    pub(crate) fn ring(&self) -> &Arc<Ring<SEGMENT>> {
+        &self.ring
+    }
+
+    /// Writes an entry, over the oldest one if the ring is full.
+    pub(crate) fn push(&mut self, entry: Entry) {
+        if self.is_at_end_of_segment() {
+            self.segment = self.ring.segment(self.written);
+        }
+        self.write(entry);
+    }
+
+    /// The same, unless the entry would be the first of a segment.
+    #[inline]
+    pub(crate) fn push_in_segment(&mut self, entry: Entry) -> bool {
+        let has_room = !self.is_at_end_of_segment();
+        if has_room {
+            self.write(entry);
+        }
+        has_room
+    }
+
+    #[inline]
+    fn is_at_end_of_segment(&self) -> bool {
+        (self.written as usize).is_multiple_of(SEGMENT)
+    }
+
+    #[inline]
+    fn write(&mut self, entry: Entry) {
+        let slot = &self.segment[self.written as usize % SEGMENT];
+        self.written += 1;
+        self.ring.begun.store(self.written, Ordering::Relaxed);
+        // A reader that sees one of the words below sees the number above.
+        fence(Ordering::Release);
+        slot[0].store(entry[0], Ordering::Relaxed);
+        slot[1].store(entry[1], Ordering::Relaxed);
+        slot[2].store(entry[2], Ordering::Relaxed);
+        self.ring.written.store(self.written, Ordering::Release);
+    }
+}
+
+fn new_segment<const SEGMENT: usize>() -> RingSegment<SEGMENT> {
+    Arc::new(std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0))))
 }

@@ -33,6 +33,7 @@ use crate::{
     memory::{Account, Allocator, Buffer, HostAccess, Plain, Reservation},
     stream::{DeviceTime, Stream, Ticket, capture::Capture},
     sync::discard,
+    tracepoint::TracedRuns,
 };
 
 /// An operator's context: its name, its device and stream, and the wait for its next run.
@@ -59,8 +60,11 @@ pub(super) struct WorkContext {
     streams: Option<Arc<OperatorStreams>>,
     /// The stream for the operator's work, once it has used one: its own, or that of the current run.
     stream: Option<Stream>,
+    traced: Option<Arc<TracedRuns>>,
     /// A run begins with a call of [`prepare`](Self::prepare).
     prepares: bool,
+    /// Nothing is prepared besides the tracepoint.
+    only_traced: bool,
     /// Whether the current run is timed on the device, with or without a journey.
     is_timed: bool,
     /// A run ends with a call of [`finish`](Self::finish).
@@ -71,23 +75,38 @@ pub(super) struct WorkContext {
 impl WorkContext {
     fn new(streams: Option<Arc<OperatorStreams>>, context: RunContext) -> Self {
         let samples = context.observed().is_some_and(|observed| observed.samples);
-        let finishes = context.observed().is_some_and(|observed| observed.traced.is_some());
-        let prepares = streams.is_some() || samples || finishes;
-        let context = Arc::new(context);
-        Self { streams, stream: None, prepares, is_timed: false, finishes, context }
+        let traced = context.observed().and_then(|observed| observed.traced.clone());
+        let (is_traced, more) = (traced.is_some(), streams.is_some() || samples);
+        Self {
+            streams,
+            stream: None,
+            traced,
+            prepares: is_traced || more,
+            only_traced: is_traced && !more,
+            is_timed: false,
+            finishes: is_traced,
+            context: Arc::new(context),
+        }
     }
 
     #[inline(never)]
     fn prepare(&mut self) {
+        match &self.traced {
+            Some(traced) if self.only_traced => traced.begin(),
+            _ => self.prepare_more(),
+        }
+    }
+
+    #[inline(never)]
+    fn prepare_more(&mut self) {
         if self.streams.as_ref().is_some_and(|streams| streams.begin()) {
             self.stream = None;
         }
+        self.traced.iter().for_each(|traced| traced.begin());
         let Some(observed) = self.context.observed() else { return };
-        self.finishes = observed.traced.is_some();
-        observed.traced.iter().for_each(|traced| traced.begin());
         if let Some(work) = &observed.work {
             self.is_timed = work.is_due();
-            self.finishes |= self.is_timed;
+            self.finishes = self.is_timed || self.traced.is_some();
             self.begin_timed(work);
         }
         if let Some(number) = observed.source.as_ref().filter(|_| observed.samples).and_then(PathSource::sample) {
@@ -111,13 +130,20 @@ impl WorkContext {
         }
     }
 
-    #[cold]
+    #[inline(never)]
     fn finish(&self) {
-        if let Some(stream) = self.streams.as_ref().and_then(|streams| streams.own()).filter(|_| self.is_timed) {
-            stream.end_run();
+        if self.is_timed {
+            self.finish_timed();
         }
-        if let Some(traced) = self.context.observed().and_then(|observed| observed.traced.as_ref()) {
+        if let Some(traced) = &self.traced {
             traced.end();
+        }
+    }
+
+    #[inline(never)]
+    fn finish_timed(&self) {
+        if let Some(stream) = self.streams.as_ref().and_then(|streams| streams.own()) {
+            stream.end_run();
         }
     }
 }

@@ -22,7 +22,7 @@ use crate::{
 #[derive(Debug, Default)]
 pub(crate) struct Watched {
     /// What is called at the tracepoints.
-    pub(crate) sinks: Vec<Arc<dyn TraceSink>>,
+    pub(crate) sinks: Vec<Box<dyn TraceSink>>,
     /// What observers find again when the run begins.
     pub(crate) recordings: Vec<Arc<dyn Any + Send + Sync>>,
     /// Set from `sinks` when the run begins.

@@ -149,10 +149,13 @@ impl OperatorStreams {
     }
 
     /// A run begins. True if it selects its stream anew.
+    #[inline]
     pub(super) fn begin(&self) -> bool {
-        if self.own.get().is_some() {
-            return false;
-        }
+        self.own.get().is_none() && self.begin_without_own()
+    }
+
+    #[inline(never)]
+    fn begin_without_own(&self) -> bool {
         // A dropped value might be the last handle of a stream.
         let _later = Deferred::new();
         let mut state = lock(&self.state);

@@ -580,9 +580,13 @@ impl OperatorTask {
     #[cold]
     #[inline(never)]
     fn may_poll(&self) -> bool {
-        let may_poll = !self.is_aborted();
-        self.traced.get().filter(|_| may_poll).into_iter().for_each(TracedOperator::poll_begins);
-        may_poll
+        if self.is_aborted() {
+            return false;
+        }
+        if let Some(traced) = self.traced.get() {
+            traced.poll_begins();
+        }
+        true
     }
 
     /// Called after a poll of an operator that is held or traced. `says`: it has returned `Pending`, and not after a wait
@@ -590,12 +594,21 @@ impl OperatorTask {
     #[cold]
     #[inline(never)]
     fn polled(&self, says: bool, probe: &mut ProbeGuard) {
-        self.traced.get().into_iter().for_each(TracedOperator::poll_ends);
-        if says && let Some(permit) = self.held_by() {
-            let renews = permit.polled(self.status.in_run().is_some(), probe.clones() > 0);
-            if renews {
-                probe.renew();
-            }
+        if says && self.is_held() {
+            self.polled_while_held(probe);
+        }
+        if let Some(traced) = self.traced.get() {
+            traced.poll_ends();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn polled_while_held(&self, probe: &mut ProbeGuard) {
+        let Some(permit) = self.permit() else { return };
+        let renews = permit.polled(self.status.in_run().is_some(), probe.clones() > 0);
+        if renews {
+            probe.renew();
         }
     }
 }

@@ -44,7 +44,9 @@ impl<T, F: Future<Output = Result<T>>> PolledInContext<'_, F> {
     fn poll_once(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Result<T>> {
         let context = self.project();
         context.operator_task.poll(context.probe, task, |task| {
-            if !*context.on_host && let Err(error) = context.device.backend().make_current() {
+            if !*context.on_host
+                && let Err(error) = context.device.backend().make_current()
+            {
                 // This might be the first sign of a fault: `observe` fails every future that waits for the device, and
                 // the error names the operators whose work is lost.
                 return Poll::Ready(Streams::of(context.device).observe(Err(error)));

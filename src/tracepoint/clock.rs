@@ -67,7 +67,7 @@ impl TraceClock {
     pub(crate) fn now(&self) -> u64 {
         match self {
             Self::Counter(_) => Ticks::now().count(),
-            Self::Paused => tokio_nanos(clock::now()),
+            Self::Paused => paused_now(),
         }
     }
 
@@ -75,7 +75,7 @@ impl TraceClock {
     pub(crate) fn host_now(&self) -> u64 {
         match self {
             Self::Counter(_) => host_nanos(SystemInstant::now()),
-            Self::Paused => self.now(),
+            Self::Paused => paused_now(),
         }
     }
 
@@ -95,6 +95,11 @@ impl TraceClock {
             }
         }
     }
+}
+
+#[cold]
+fn paused_now() -> u64 {
+    tokio_nanos(clock::now())
 }
 
 /// Nanoseconds of a time of tokio's clock.

@@ -11,66 +11,33 @@
 //! ```
 
 mod clock;
+mod event;
 
 use std::{
     fmt,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU8, AtomicU64, Ordering},
     },
 };
 
 pub(crate) use clock::{TraceAxis, TraceClock, tokio_nanos};
+pub(crate) use event::{OUTSIDE, PackedEvent, TraceEvent};
 
-/// What happens in a flow at one instant. Operators and hubs are numbers, counted from zero in the flow's order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TraceEvent {
-    /// A run begins. Runs of one operator may overlap, each on its own task: their numbers differ.
-    RunBegan {
-        operator: u32,
-        run: u64,
-    },
-    RunEnded {
-        operator: u32,
-        run: u64,
-    },
-    /// The task of an operator, or of one of its workers, is polled. Polls of one operator that overlap are on different
-    /// threads. A section's task is polled as its first operator.
-    PollBegan {
-        operator: u32,
-    },
-    PollEnded {
-        operator: u32,
-    },
-    /// A message is in its hub's queue. `message` is its number there, counted from one: `Sent` and `Taken` of one hub and
-    /// one number are the same message. `operator`: [`OUTSIDE`] if it comes from outside.
-    Sent {
-        operator: u32,
-        hub: u32,
-        message: u64,
-    },
-    /// A message was taken, or the newest one of a latest-value hub was read, perhaps once more.
-    Taken {
-        operator: u32,
-        hub: u32,
-        message: u64,
-    },
-    /// Operators wait only for each other.
-    Stalled,
-    /// The flow fails. `operator`: [`OUTSIDE`] if it was not the failure of one operator.
-    Failed {
-        operator: u32,
-    },
-}
-
-/// In place of an operator's number: outside of the flow, or unknown.
-pub(crate) const OUTSIDE: u32 = u32::MAX;
+use crate::device::ticks::Ticks;
 
 /// What is called at the tracepoints of a flow's run, on the thread where the event happens. It must not block, call into the
 /// flow, or panic.
 pub(crate) trait TraceSink: Send + Sync + fmt::Debug {
     /// `at`: the time by the flow's [`TraceClock`].
-    fn record(&self, at: u64, event: TraceEvent);
+    fn record(&self, at: u64, event: PackedEvent);
+}
+
+impl<S: TraceSink> TraceSink for Arc<S> {
+    #[inline]
+    fn record(&self, at: u64, event: PackedEvent) {
+        (**self).record(at, event);
+    }
 }
 
 /// The sinks of one flow's run. Cheap to clone.
@@ -80,34 +47,53 @@ pub(crate) struct Tracepoints(Arc<TracepointsState>);
 #[derive(Debug)]
 struct TracepointsState {
     clock: TraceClock,
-    sinks: Box<[Arc<dyn TraceSink>]>,
+    /// One sink, and the processor's counter as the clock: all but the call of the sink is inlined in the tracepoint.
+    is_short: bool,
+    first: Box<dyn TraceSink>,
+    others: Box<[Box<dyn TraceSink>]>,
     /// By operator, if its runs may overlap: the number of its runs.
     runs: Box<[AtomicU64]>,
 }
 
 impl Tracepoints {
     /// `None` without a sink.
-    pub(crate) fn new(clock: TraceClock, sinks: Vec<Arc<dyn TraceSink>>, operators: usize) -> Option<Self> {
+    pub(crate) fn new(clock: TraceClock, sinks: Vec<Box<dyn TraceSink>>, operators: usize) -> Option<Self> {
         let runs = (0..operators).map(|_| AtomicU64::new(0)).collect();
-        (!sinks.is_empty()).then(|| Self(Arc::new(TracepointsState { clock, sinks: sinks.into(), runs })))
+        let mut sinks = sinks.into_iter();
+        let (first, others) = (sinks.next()?, sinks.collect::<Box<[_]>>());
+        let is_short = others.is_empty() && !clock.is_paused();
+        Some(Self(Arc::new(TracepointsState { clock, is_short, first, others, runs })))
     }
 
     /// For code that is not inlined where nothing is traced.
-    #[inline]
+    #[allow(clippy::inline_always, reason = "the event is packed where it is known: see `TraceEvent::pack`")]
+    #[inline(always)]
     pub(crate) fn record(&self, event: TraceEvent) {
-        self.record_at(self.now(), event);
+        let (state, event) = (&*self.0, event.pack());
+        if state.is_short { state.first.record(Ticks::now().count(), event) } else { self.record_in_all(None, event) }
     }
 
     pub(crate) fn clock(&self) -> &TraceClock {
         &self.0.clock
     }
 
+    #[inline]
     fn now(&self) -> u64 {
         self.0.clock.now()
     }
 
-    fn record_at(&self, at: u64, event: TraceEvent) {
-        self.0.sinks.iter().for_each(|sink| sink.record(at, event));
+    #[inline]
+    fn record_at(&self, at: u64, event: PackedEvent) {
+        let state = &*self.0;
+        if state.is_short { state.first.record(at, event) } else { self.record_in_all(Some(at), event) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn record_in_all(&self, at: Option<u64>, event: PackedEvent) {
+        let at = at.unwrap_or_else(|| self.now());
+        self.0.first.record(at, event);
+        self.0.others.iter().for_each(|sink| sink.record(at, event));
     }
 
     pub(crate) fn operator(&self, operator: usize) -> TracedOperator {
@@ -115,12 +101,12 @@ impl Tracepoints {
     }
 
     pub(crate) fn runs(&self, operator: usize, may_overlap: bool) -> TracedRuns {
+        let numbers = if may_overlap { numbers::SHARED } else { numbers::OWN };
         TracedRuns {
             operator: self.operator(operator),
-            may_overlap,
-            hands_over: AtomicBool::new(false),
-            next: AtomicU64::new(0),
-            current: AtomicU64::new(0),
+            numbers: AtomicU8::new(numbers),
+            // The first run is number 0.
+            current: AtomicU64::new(u64::MAX),
         }
     }
 
@@ -143,10 +129,12 @@ pub(crate) struct TracedOperator {
 }
 
 impl TracedOperator {
+    #[inline(never)]
     pub(crate) fn poll_begins(&self) {
         self.points.record(TraceEvent::PollBegan { operator: self.operator });
     }
 
+    #[inline(never)]
     pub(crate) fn poll_ends(&self) {
         self.points.record(TraceEvent::PollEnded { operator: self.operator });
     }
@@ -156,34 +144,50 @@ impl TracedOperator {
 #[derive(Debug)]
 pub(crate) struct TracedRuns {
     operator: TracedOperator,
-    may_overlap: bool,
-    /// Its workers' runs are traced instead.
-    hands_over: AtomicBool,
-    next: AtomicU64,
+    /// One of [`numbers`].
+    numbers: AtomicU8,
+    /// The number of the run that began last.
     current: AtomicU64,
+}
+
+/// Where the numbers of runs come from.
+mod numbers {
+    /// The task runs alone: from its own count.
+    pub(super) const OWN: u8 = 0;
+    /// Runs of other tasks overlap: from the operator's count.
+    pub(super) const SHARED: u8 = 1;
+    /// None: its workers' runs are traced instead.
+    pub(super) const NONE: u8 = 2;
 }
 
 impl TracedRuns {
     /// Called before the first run of an operator whose task hands each run to a worker.
     pub(crate) fn hand_over(&self) {
-        self.hands_over.store(true, Ordering::Relaxed);
+        self.numbers.store(numbers::NONE, Ordering::Relaxed);
     }
 
+    #[inline(never)]
     pub(crate) fn begin(&self) {
-        if self.hands_over.load(Ordering::Relaxed) {
-            return;
+        if self.numbers.load(Ordering::Relaxed) != numbers::OWN {
+            return self.begin_shared();
         }
+        // Only the operator's own task executes this.
+        self.begin_numbered(self.current().wrapping_add(1));
+    }
+
+    #[inline(never)]
+    fn begin_shared(&self) {
         let TracedOperator { points, operator } = &self.operator;
-        let shared = points.0.runs.get(*operator as usize).filter(|_| self.may_overlap);
-        let run = match shared {
-            Some(runs) => runs.fetch_add(1, Ordering::Relaxed),
-            // Only the operator's own task executes this.
-            None => {
-                let run = self.next.load(Ordering::Relaxed);
-                self.next.store(run + 1, Ordering::Relaxed);
-                run
-            }
-        };
+        if self.numbers.load(Ordering::Relaxed) == numbers::SHARED
+            && let Some(runs) = points.0.runs.get(*operator as usize)
+        {
+            self.begin_numbered(runs.fetch_add(1, Ordering::Relaxed));
+        }
+    }
+
+    #[inline]
+    fn begin_numbered(&self, run: u64) {
+        let TracedOperator { points, operator } = &self.operator;
         self.current.store(run, Ordering::Relaxed);
         points.record(TraceEvent::RunBegan { operator: *operator, run });
     }
@@ -193,8 +197,9 @@ impl TracedRuns {
         self.current.load(Ordering::Relaxed)
     }
 
+    #[inline(never)]
     pub(crate) fn end(&self) {
-        if self.hands_over.load(Ordering::Relaxed) {
+        if self.numbers.load(Ordering::Relaxed) == numbers::NONE {
             return;
         }
         let TracedOperator { points, operator } = &self.operator;
@@ -223,7 +228,7 @@ impl TracedHub {
             let message = self.sent.load(Ordering::Relaxed) + 1;
             self.sent.store(message, Ordering::Relaxed);
             let operator = if is_outside { OUTSIDE } else { self.from };
-            self.points.record_at(at, TraceEvent::Sent { operator, hub: self.hub, message });
+            self.points.record_at(at, TraceEvent::Sent { operator, hub: self.hub, message }.pack());
         }
         pushed
     }

@@ -4,8 +4,6 @@
 #[path = "../../src/observe/ring.rs"]
 mod ring;
 
-use std::sync::Arc;
-
 use self::ring::{Entry, Ring};
 use crate::sync::model;
 use loom::thread;
@@ -27,12 +25,9 @@ fn check<const SEGMENT: usize>(ring: &Ring<SEGMENT>, from: u64) -> (u64, u64) {
 #[test]
 fn no_copy_has_a_torn_entry() {
     model(3, || {
-        let ring = Arc::new(Ring::<1>::new(2));
-        ring.push(entry(0));
-        let writes = {
-            let ring = ring.clone();
-            thread::spawn(move || (1..4).for_each(|number| ring.push(entry(number))))
-        };
+        let (ring, mut writer) = Ring::<1>::new(2);
+        writer.push(entry(0));
+        let writes = thread::spawn(move || (1..4).for_each(|number| writer.push(entry(number))));
         let (_, end) = check(&ring, 0);
         assert!(end >= 1);
         writes.join().unwrap();
@@ -43,11 +38,8 @@ fn no_copy_has_a_torn_entry() {
 #[test]
 fn a_reader_continues_where_it_was() {
     model(3, || {
-        let ring = Arc::new(Ring::<2>::new(2));
-        let writes = {
-            let ring = ring.clone();
-            thread::spawn(move || (0..3).for_each(|number| ring.push(entry(number))))
-        };
+        let (ring, mut writer) = Ring::<2>::new(2);
+        let writes = thread::spawn(move || (0..3).for_each(|number| writer.push(entry(number))));
         let (_, end) = check(&ring, 0);
         let (first, later) = check(&ring, end);
         assert!(first >= end && later >= end);

@@ -1,5 +1,5 @@
 use super::*;
-use crate::tracepoint::TraceClock;
+use crate::tracepoint::{OUTSIDE, TraceClock, TraceEvent};
 
 const ENDS: &[(u32, u32)] = &[(0, 1)];
 
@@ -30,8 +30,8 @@ fn an_event_comes_back_as_it_was() {
         E::Failed { operator: OUTSIDE },
     ];
     for event in events {
-        sink.record(clock.now(), event);
-        other.record(clock.now(), E::PollBegan { operator: 9 });
+        sink.record(clock.now(), event.pack());
+        other.record(clock.now(), E::PollBegan { operator: 9 }.pack());
     }
     let found = all(&recorder, &sink, &clock);
     assert_eq!(found.events.iter().map(|event| event.event).collect::<Vec<_>>(), events);
@@ -44,7 +44,7 @@ fn an_event_comes_back_as_it_was() {
 fn what_was_overwritten_is_counted() {
     let (recorder, sink, clock) = recorder();
     for run in 0..SEGMENT as u64 + 100 {
-        sink.record(clock.now(), TraceEvent::RunBegan { operator: 0, run });
+        sink.record(clock.now(), TraceEvent::RunBegan { operator: 0, run }.pack());
     }
     // One axis: a later one has another rate.
     let axis = clock.axis();
@@ -61,7 +61,7 @@ fn what_was_overwritten_is_counted() {
 #[test]
 fn a_trace_begins_where_the_events_of_all_threads_are_known() {
     let (recorder, sink, clock) = recorder();
-    let record = |run| sink.record(clock.now(), TraceEvent::RunBegan { operator: 0, run });
+    let record = |run| sink.record(clock.now(), TraceEvent::RunBegan { operator: 0, run }.pack());
     thread::scope(|scope| scope.spawn(|| record(1)).join()).unwrap();
     (0..SEGMENT as u64 + 1).for_each(|_| record(2));
     let found = all(&recorder, &sink, &clock);
@@ -74,7 +74,7 @@ fn a_trace_begins_where_the_events_of_all_threads_are_known() {
 #[test]
 fn a_window_counts_what_was_overwritten_in_it() {
     let (recorder, sink, clock) = recorder();
-    let record = || sink.record(clock.now(), TraceEvent::PollBegan { operator: 0 });
+    let record = || sink.record(clock.now(), TraceEvent::PollBegan { operator: 0 }.pack());
     let note = || recorder.note(clock.host_now(), u64::MAX, &clock.axis());
     (0..1000).for_each(|_| record());
     note();
@@ -90,7 +90,7 @@ fn the_rings_of_threads_that_have_ended_are_few_and_freed_when_they_are_old() {
     for number in 0..MOST_ENDED + 10 {
         let (sink, at) = (sink.clone(), clock.now());
         let named = thread::Builder::new().name(format!("thread {number}"));
-        let record = move || sink.record(at, TraceEvent::PollBegan { operator: 0 });
+        let record = move || sink.record(at, TraceEvent::PollBegan { operator: 0 }.pack());
         named.spawn(record).unwrap().join().unwrap();
     }
     let found = all(&recorder, &sink, &clock);
@@ -105,11 +105,37 @@ fn the_rings_of_threads_that_have_ended_are_few_and_freed_when_they_are_old() {
 #[test]
 fn a_thread_forgets_the_ring_of_a_recorder_that_is_gone() {
     let (gone, sink, clock) = recorder();
-    sink.record(clock.now(), TraceEvent::Stalled);
+    sink.record(clock.now(), TraceEvent::Stalled.pack());
     let ring = Arc::downgrade(&lock(&gone.threads)[0].ring);
     drop((gone, sink));
     assert!(ring.upgrade().is_some());
     let (_next, sink, clock) = recorder();
-    sink.record(clock.now(), TraceEvent::Stalled);
+    sink.record(clock.now(), TraceEvent::Stalled.pack());
     assert!(ring.upgrade().is_none());
+}
+
+thread_local! {
+    static LATE: RefCell<Option<Late>> = const { RefCell::new(None) };
+}
+
+/// Records when its thread ends.
+struct Late(Arc<FlowSink>, u64);
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        self.0.record(self.1, TraceEvent::PollEnded { operator: 0 }.pack());
+    }
+}
+
+#[test]
+fn an_event_at_the_end_of_a_thread_is_recorded_or_counted() {
+    let (recorder, sink, clock) = recorder();
+    let ends = || {
+        LATE.set(Some(Late(sink.clone(), clock.now())));
+        sink.record(clock.now(), TraceEvent::PollBegan { operator: 0 }.pack());
+    };
+    thread::scope(|scope| scope.spawn(ends).join()).unwrap();
+    let found = all(&recorder, &sink, &clock);
+    assert_eq!(found.events.len() as u64 + found.lost, 2, "{:?}", found.events);
+    assert!(lock(&recorder.threads).iter().all(RecordedThread::has_ended));
 }
