@@ -38,7 +38,7 @@ const BESIDE: f64 = 5.0;
 const LEAST_EXPORTED: f64 = 2e6;
 
 const OPERATORS: usize = 10_000;
-const IDLE: Duration = Duration::from_secs(5);
+const IDLE: Duration = Duration::from_secs(20);
 const MOST_BYTES: f64 = 8192.0;
 const MOST_PERCENT: f64 = 1.0;
 
@@ -157,7 +157,7 @@ fn idle() {
     allocations::begin();
     let (running, gate) = runtime.block_on(waiting(&watch));
     // The first samples allocate, too.
-    std::thread::sleep(IDLE / 5);
+    std::thread::sleep(IDLE / 20);
     let bytes = allocations::held() as f64 / OPERATORS as f64;
     allocations::end();
     let used = cpu::used();

@@ -16,7 +16,10 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::activity::{Activity, reader_waits, writer_waits};
+use super::{
+    activity::{Activity, reader_waits, writer_waits},
+    sample::SeenOperator,
+};
 use crate::operator::control::{Control, Hubs};
 
 /// The longest time between two checks.
@@ -62,7 +65,7 @@ pub(super) struct Look<'a> {
     pub(super) control: &'a Control,
     pub(super) hubs: &'a Hubs,
     /// By operator.
-    pub(super) activities: &'a [Activity],
+    pub(super) seen: &'a [SeenOperator],
     pub(super) now: Instant,
 }
 
@@ -87,7 +90,7 @@ impl LongWaits {
             return None;
         }
         let began = Instant::now();
-        self.seen.resize(look.activities.len(), None);
+        self.seen.resize(look.seen.len(), None);
         let mut found = ChainFinder { look, limit, known, causes: FxHashMap::default(), seen: &mut self.seen };
         found.look_at_all();
         let first = found.first_of_each_chain();
@@ -104,9 +107,13 @@ impl LongWaits {
 }
 
 impl Look<'_> {
+    fn activity(&self, operator: usize) -> Activity {
+        self.seen[operator].activity
+    }
+
     /// Whether the operator's wait is suspect, and a number that stays while it goes on. `None` if it does not wait.
     fn wait(&self, operator: usize) -> Option<(bool, (u64, u32))> {
-        let activity = *self.activities.get(operator)?;
+        let activity = self.seen.get(operator)?.activity;
         let is_suspect = match activity {
             Activity::Runs | Activity::Ended => return None,
             Activity::Time | Activity::Outside | Activity::Paused => false,
@@ -132,7 +139,7 @@ impl Look<'_> {
         let of_one = [operator];
         let all = self.control.section(operator).map_or(&of_one[..], |section| self.control.operators_of(section));
         let hubs = all.iter().flat_map(|at| self.hubs.of(*at));
-        let causes = hubs.filter_map(|hub| match self.activities[operator] {
+        let causes = hubs.filter_map(|hub| match self.activity(operator) {
             Activity::Message if own(hub.to) && (in_run || hub.reader_waits) => {
                 (reader_waits(hub, in_run) == Some(Activity::Message)).then_some(hub.from)
             }
@@ -166,7 +173,7 @@ impl ChainFinder<'_> {
             });
             self.seen[operator] = wait;
             if wait.is_some_and(|wait| wait.is_suspect && now - wait.since >= self.limit / 2) {
-                let causes = match self.look.activities[operator] {
+                let causes = match self.look.activity(operator) {
                     Activity::Worker => self.known.blocking.iter().copied().collect(),
                     _ => self.look.causes(operator),
                 };
@@ -232,8 +239,7 @@ impl ChainFinder<'_> {
     }
 
     fn sentence(&self, operator: usize, behind: &[usize]) -> String {
-        let Look { control, activities, .. } = self.look;
-        let activity = activities[operator];
+        let (control, activity) = (self.look.control, self.look.activity(operator));
         let what = match &control.status(operator).waits_for[..] {
             [] => thing(activity).to_string(),
             several => several.join(" and for "),
@@ -250,14 +256,14 @@ impl ChainFinder<'_> {
 
     /// Who would have to do what.
     fn remedy(&self, operator: usize) -> String {
-        let Look { control, activities, .. } = self.look;
+        let (look, control) = (self.look, self.look.control);
         let causes = self.causes.get(&operator).map_or(&[][..], |causes| causes);
-        let doing = |at: &usize| format!("{}, which {},", control.whose(*at), state(activities[*at]));
+        let doing = |at: &usize| format!("{}, which {},", control.whose(*at), state(look.activity(*at)));
         let who = match causes {
             [] => "another operator".into(),
             some => list(some.iter().map(doing), "or"),
         };
-        match activities[operator] {
+        match look.activity(operator) {
             Activity::Message => format!("{who} would have to send one"),
             Activity::Room => format!("{who} would have to take a message"),
             Activity::Envelope => format!("{who} would have to drop an envelope"),

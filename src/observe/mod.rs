@@ -181,6 +181,7 @@ mod perfetto;
 mod recording;
 mod records;
 mod ring;
+mod sample;
 mod sampler;
 mod snapshot;
 mod timeline;

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     device::Device,
-    operator::control::{Control, Hubs},
+    operator::control::Control,
     stream::{KeptSpan, KeptSpans, SpanReader},
     sync::{Mutex, lock},
     tracepoint::{OUTSIDE, Tracepoints, tokio_nanos},
@@ -114,14 +114,15 @@ impl Recording {
         open.iter().map(|device| device.memory_stats().in_use).collect()
     }
 
-    /// Samples the counters, with what [`memory`](Self::memory) returned. For the observer's thread, now and then: it has no clock of the flow's if that is paused.
-    pub(super) fn sample(&self, hubs: &Hubs, memory: &[u64], keep: Duration) {
+    /// Samples the counters: the messages in each hub, and what [`memory`](Self::memory) returned. For the observer's thread, now
+    /// and then: it has no clock of the flow's if that is paused.
+    pub(super) fn sample(&self, fills: impl Iterator<Item = usize>, memory: &[u64], keep: Duration) {
         if self.points.clock().is_paused() {
             return;
         }
         let now = self.points.clock().host_now();
         self.sink.recorder().note(now, nanos(keep), &self.points.clock().axis());
-        let fills = hubs.all.iter().map(|hub| hub.state.fill().queued as f64).collect::<Vec<_>>();
+        let fills = fills.map(|queued| queued as f64);
         let memory = memory.iter().map(|bytes| *bytes as f64);
         let all = (0..).map(Counter::HubFill).zip(fills).chain((0..).map(Counter::Memory).zip(memory));
         let mut counters = lock(&self.counters);

@@ -18,12 +18,13 @@ use std::{
 use rustc_hash::FxHashMap;
 
 use super::{
-    activity::{Activity, QUERIES, activity, polls_device, reader_waits, writer_waits},
+    activity::Activity,
     flight::FlowSink,
     hooks::{Hook, WarningQueue},
     long_waits::Look,
     paths::{PathCounts, PathSnapshot, Paths},
     recording::Recording,
+    sample::Sample,
     sampler,
     snapshot::{self, Snapshot, path_name},
     timeline::Timeline,
@@ -94,6 +95,8 @@ struct Recent {
     buckets: VecDeque<Bucket>,
     operators: Vec<Now>,
     watchdogs: Watchdogs,
+    /// The latest one.
+    sample: Sample,
 }
 
 /// What an operator does now.
@@ -179,7 +182,7 @@ impl Records {
         let is_first = control.records.get().is_none();
         let work = control.watched().and_then(|watched| watched.work.as_ref()).filter(|_| is_first);
         let watchdogs = Watchdogs::new(sampling.limits);
-        let recent = Recent { buckets: VecDeque::new(), operators: Vec::new(), watchdogs };
+        let recent = Recent { buckets: VecDeque::new(), operators: Vec::new(), watchdogs, sample: Sample::default() };
         let records = Arc::new(Self {
             #[cfg(feature = "page")]
             number: BEGUN.fetch_add(1, Ordering::Relaxed),
@@ -353,10 +356,9 @@ impl Records {
             return None;
         }
         let hubs = control.hubs();
-        self.recording.iter().for_each(|recording| recording.sample(&hubs, &memory, self.sampling.keep));
         let mut longest: Option<(usize, Duration)> = None;
         let may_block = |number: usize| control.observed.get().is_some_and(|known| known.may_block[number]);
-        let Recent { buckets, operators, watchdogs } = &mut *recent;
+        let Recent { buckets, operators, watchdogs, sample } = &mut *recent;
         while buckets.get(1).is_some_and(|next| now - next.began >= self.sampling.keep) {
             buckets.pop_front();
         }
@@ -365,24 +367,12 @@ impl Records {
         }
         let bucket = buckets.back_mut()?;
         bucket.samples += 1;
-        let all = 0..bucket.operators.len();
-        let mut activities: Vec<_> = all.clone().map(|number| activity(control, &hubs, number)).collect();
-        let queries: Vec<_> = all.filter_map(|number| Some((number, polls_device(control, number)?))).collect();
-        if !queries.is_empty() {
-            let since = Instant::now();
-            while since.elapsed() < QUERIES {
-                std::hint::spin_loop();
-            }
-            for (number, poll) in queries {
-                if polls_device(control, number) == Some(poll) {
-                    activities[number] = Activity::Runs;
-                }
-            }
-        }
-        for (number, counts) in bucket.operators.iter_mut().enumerate() {
-            let activity = activities[number];
+        sample.take(control, &hubs);
+        let fills = sample.hubs.iter().map(|hub| hub.queued);
+        self.recording.iter().for_each(|recording| recording.sample(fills.clone(), &memory, self.sampling.keep));
+        for (number, (seen, counts)) in sample.operators.iter().zip(&mut bucket.operators).enumerate() {
+            let (activity, runs) = (seen.activity, seen.runs);
             counts.counts[activity as usize] += 1;
-            let runs = control.tasks[number].status_cell().runs();
             if operators.len() == number {
                 operators.push(Now { activity, since: now, runs, poll: None });
             }
@@ -393,28 +383,23 @@ impl Records {
                 counts.poll = counts.poll.max(now - before.since);
             }
             // `Runs` is also an operator whose workers are all busy, and one that is polled again and again.
-            let (_, in_poll, poll) = control.tasks[number].waited();
-            let since = before.poll.filter(|(same, _)| *same == poll).map_or(now, |(_, since)| since);
-            before.poll = (in_poll && activity == Activity::Runs).then_some((poll, since));
-            if before.poll.is_some() && since < now && !may_block(number) {
+            let known = before.poll;
+            before.poll = seen.poll.filter(|_| activity == Activity::Runs).map(|poll| {
+                let since = known.filter(|(same, _)| *same == poll).map_or(now, |(_, since)| since);
+                (poll, since)
+            });
+            if let Some((_, since)) = before.poll.filter(|(_, since)| *since < now && !may_block(number)) {
                 longest = longest.filter(|(_, other)| *other >= now - since).or(Some((number, now - since)));
             }
         }
-        for (hub, counts) in hubs.all.iter().zip(&mut bucket.hubs) {
-            let fill = hub.state.fill();
-            counts.full += u32::from(fill.queued >= fill.capacity);
-            // An end that computes does not wait, whatever the hub lacks.
-            let waits = [(hub.from, writer_waits(hub)), (hub.to, reader_waits(hub, false))];
-            let any = |activity: Activity| {
-                let is_it =
-                    |(end, wait): &(usize, _)| *wait == Some(activity) && activities.get(*end) == Some(&activity);
-                u32::from(waits.iter().any(is_it))
-            };
-            counts.room += any(Activity::Room);
-            counts.envelope += any(Activity::Envelope);
-            counts.message += any(Activity::Message);
+        for (hub, (seen, counts)) in hubs.all.iter().zip(sample.hubs.iter().zip(&mut bucket.hubs)) {
+            let waits = |activity: Activity| u32::from(sample.waits_at(hub, seen, activity));
+            counts.full += u32::from(seen.is_full);
+            counts.room += waits(Activity::Room);
+            counts.envelope += waits(Activity::Envelope);
+            counts.message += waits(Activity::Message);
         }
-        let look = Look { control, hubs: &hubs, activities: &activities, now };
+        let look = Look { control, hubs: &hubs, seen: &sample.operators, now };
         let mut looked = watchdogs.look(look, self.sampling.every);
         drop(recent);
         self.hand_on(std::mem::take(&mut looked.begun));
@@ -440,7 +425,7 @@ impl Drop for Firing<'_> {
 
 impl Recent {
     fn summary(&self, control: &Control) -> Summary {
-        let Self { buckets, operators, watchdogs } = self;
+        let Self { buckets, operators, watchdogs, .. } = self;
         let (warnings, warning_counts) = (watchdogs.listed(control), watchdogs.counts());
         let Some(first) = buckets.front() else { return Summary { warnings, warning_counts, ..Summary::default() } };
         let now = Instant::now();

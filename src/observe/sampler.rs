@@ -12,8 +12,8 @@ use super::records::Records;
 use crate::sync::{Condvar, Level, Mutex, contained, lock, logged};
 
 /// The thread sleeps at least this number of times as long as it has worked: it takes at most 1 % of a core, with its wakes.
-const REST: u32 = 149;
-/// The longest that a round may count as having taken.
+const REST: u32 = 124;
+/// The longest that a round may count as having taken, where preemption counts as well.
 const LONGEST: Duration = Duration::from_millis(100);
 
 /// Samples a run from now on, until it has ended.
@@ -63,9 +63,8 @@ impl Sampler {
     }
 
     fn run() {
-        let mut cost = Duration::ZERO;
         loop {
-            let now = Instant::now();
+            let (now, began) = (Instant::now(), WorkClock::now());
             let Some(due) = Self::due(now) else { return };
             for records in due {
                 // The last reference to a flow may be dropped here, and with it values of the user's.
@@ -79,10 +78,7 @@ impl Sampler {
                     drop(records);
                 });
             }
-            // A round in which the thread was preempted or stopped says little about its cost.
-            let took = now.elapsed().min(LONGEST);
-            cost = if took < cost { took } else { cost + (took - cost) / 16 };
-            let rested = Instant::now() + cost * REST;
+            let rested = Instant::now() + began.elapsed().min(LONGEST) * REST;
             let mut sampler = lock(&SAMPLER);
             loop {
                 let next = sampler.records.iter().map(|(_, next)| *next).min().unwrap_or(now).max(rested);
@@ -119,6 +115,31 @@ impl Sampler {
         drop(sampler);
         drop(gone);
         more.then_some(due)
+    }
+}
+
+/// For how long this thread has worked: without the time for which it was preempted or stopped, if the system says so.
+struct WorkClock(Duration);
+
+impl WorkClock {
+    fn now() -> Self {
+        Self(Self::read())
+    }
+
+    fn elapsed(&self) -> Duration {
+        Self::read().saturating_sub(self.0)
+    }
+
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    fn read() -> Duration {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        time.try_into().unwrap_or_default()
+    }
+
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    fn read() -> Duration {
+        static ZERO: LazyLock<Instant> = LazyLock::new(Instant::now);
+        ZERO.elapsed()
     }
 }
 

@@ -16,6 +16,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{
     long_waits::{Known, LongWaits, Look},
+    sample::SeenOperator,
     warnings::{Warning, WarningCounts, WarningKind},
 };
 use crate::operator::{control::Control, operator_task::OperatorTask};
@@ -167,22 +168,25 @@ impl Watchdogs {
     }
 
     /// The polls that take too long.
-    fn blocked(&mut self, Look { control, now, .. }: Look<'_>, tasks: &mut Vec<Arc<OperatorTask>>) -> Vec<Finding> {
+    fn blocked(
+        &mut self,
+        Look { control, seen, now, .. }: Look<'_>,
+        tasks: &mut Vec<Arc<OperatorTask>>,
+    ) -> Vec<Finding> {
         let before = std::mem::take(&mut self.polls);
         let may_block = |operator| control.observed.get().is_some_and(|known| known.may_block[operator]);
         let mut found: Vec<Finding> = Vec::new();
-        for (operator, task) in control.tasks.iter().enumerate() {
-            if may_block(operator) || control.is_represented(operator) {
+        for (operator, SeenOperator { poll, has_workers, .. }) in seen.iter().enumerate() {
+            if poll.is_none() && !has_workers || may_block(operator) || control.is_represented(operator) {
                 continue;
             }
             let first = tasks.len();
-            tasks.extend(task.workers());
+            tasks.extend(control.tasks[operator].workers());
             let is_concurrent = tasks.len() > first;
-            let all = std::iter::once(task).chain(&tasks[first..]);
-            for (at, (_, in_poll, number)) in all.map(|task| task.waited()).enumerate() {
-                if !in_poll {
-                    continue;
-                }
+            let polls =
+                tasks[first..].iter().map(|task| task.waited()).map(|(_, in_poll, poll)| in_poll.then_some(poll));
+            for (at, poll) in std::iter::once(*poll).chain(polls).enumerate() {
+                let Some(number) = poll else { continue };
                 let seen = before.get(&(operator, at)).filter(|poll| poll.number == number);
                 let poll = match seen {
                     Some(poll) => Poll { seen: poll.seen.saturating_add(1), ..*poll },
