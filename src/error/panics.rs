@@ -11,6 +11,7 @@ use std::{
 use pin_project_lite::pin_project;
 
 use super::{Error, ErrorKind, Result};
+use crate::sync::logged;
 
 /// The message of a panic. The payload, which may be of any type, is dropped here; a payload whose drop panics is
 /// forgotten.
@@ -37,7 +38,7 @@ pub(crate) async fn catch_panic<F: Future>(future: F) -> std::thread::Result<F::
 }
 
 /// Converts a panic of the future to an error with its message, including a panic of the future's destructor, which
-/// runs as soon as the future has resolved. Uses a `dyn` internally, so that little code is generated for each future
+/// runs as soon as the future has resolved; after an error other than a cancellation, the latter is logged. Uses a `dyn` internally, so that little code is generated for each future
 /// type.
 pub(crate) fn caught<F: Future<Output = Result<()>>>(future: F) -> CatchPanic<F> {
     CatchPanic { future: Some(future) }
@@ -58,7 +59,19 @@ impl<F: Future<Output = Result<()>>> Future for CatchPanic<F> {
         let mut this = self.project();
         let Some(future) = this.future.as_mut().as_pin_mut() else { return Poll::Pending };
         let outcome = ready!(poll_caught(future, task));
-        Poll::Ready(outcome.and(caught_call(&mut || this.future.set(None))))
+        Poll::Ready(with_drop(outcome, caught_call(&mut || this.future.set(None))))
+    }
+}
+
+/// The outcome of a future whose destructor may have panicked.
+fn with_drop(outcome: Result<()>, dropped: Result<()>) -> Result<()> {
+    match (outcome, dropped) {
+        (Err(error), Err(panic)) if !error.is_cancelled() => {
+            logged(|| tracing::error!(%panic, "the destructor of an operator's future panicked after an error"));
+            Err(error)
+        }
+        (outcome, Ok(())) => outcome,
+        (_, dropped) => dropped,
     }
 }
 

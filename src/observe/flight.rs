@@ -49,6 +49,7 @@ thread_local! {
     /// The rings of this thread. Without a destructor: whether that has run would be checked at each event.
     static RINGS: ManuallyDrop<RefCell<RingsOfThread>> =
         const { ManuallyDrop::new(RefCell::new(RingsOfThread::NONE)) };
+    /// Its first access registers its destructor, which drops the rings.
     static GUARD: RingsGuard = const { RingsGuard };
 }
 
@@ -71,7 +72,7 @@ struct RingsGuard;
 
 impl Drop for RingsGuard {
     fn drop(&mut self) {
-        let rings = RINGS.with(|rings| {
+        let rings = RINGS.try_with(|rings| {
             rings.try_borrow_mut().ok().map(|mut rings| std::mem::replace(&mut *rings, RingsOfThread::NONE))
         });
         drop(rings);
@@ -149,25 +150,27 @@ impl FlightRecorder {
     #[cold]
     #[inline(never)]
     fn push_elsewhere(&self, entry: Entry) {
-        let pushed = RINGS.with(|rings| {
-            // An error at the end of the thread, when the rings are dropped.
-            GUARD.try_with(|_| ()).ok()?;
-            // Borrowed already only if the allocator of the program runs a flow.
-            let RingsOfThread { last, others } = &mut *rings.try_borrow_mut().ok()?;
-            others.extend(last.take());
-            let mut writer = match others.iter().position(|(number, _)| *number == self.number) {
-                Some(at) => others.swap_remove(at).1,
-                None => {
-                    // Those of recorders that are gone.
-                    others.retain(|(_, writer)| Arc::strong_count(writer.ring()) > 1);
-                    self.new_ring()
-                }
-            };
-            writer.push(entry);
-            *last = Some((self.number, writer));
-            Some(())
+        // An error at the end of the thread, when the rings are dropped.
+        let guarded = GUARD.try_with(|_| ());
+        let pushed = guarded.and_then(|()| {
+            RINGS.try_with(|rings| {
+                // Borrowed already only if the allocator of the program runs a flow.
+                let RingsOfThread { last, others } = &mut *rings.try_borrow_mut().ok()?;
+                others.extend(last.take());
+                let mut writer = match others.iter().position(|(number, _)| *number == self.number) {
+                    Some(at) => others.swap_remove(at).1,
+                    None => {
+                        // Those of recorders that are gone.
+                        others.retain(|(_, writer)| Arc::strong_count(writer.ring()) > 1);
+                        self.new_ring()
+                    }
+                };
+                writer.push(entry);
+                *last = Some((self.number, writer));
+                Some(())
+            })
         });
-        if pushed.is_none() {
+        if pushed.ok().flatten().is_none() {
             self.homeless.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -309,13 +312,13 @@ impl TraceSink for FlowSink {
             self.stalled.store(true, Ordering::Relaxed);
         }
         let entry = [at, event.word | self.flow, event.number];
-        let pushed = RINGS.with(|rings| match rings.try_borrow_mut().as_deref_mut() {
+        let pushed = RINGS.try_with(|rings| match rings.try_borrow_mut().as_deref_mut() {
             Ok(RingsOfThread { last: Some((number, writer)), .. }) if *number == self.number => {
                 writer.push_in_segment(entry)
             }
             _ => false,
         });
-        if !pushed {
+        if pushed != Ok(true) {
             self.recorder.push_elsewhere(entry);
         }
     }

@@ -114,13 +114,17 @@ impl Recording {
         open.iter().map(|device| device.memory_stats().in_use).collect()
     }
 
-    /// Samples the counters: the messages in each hub, and what [`memory`](Self::memory) returned. For the observer's thread, now
-    /// and then: it has no clock of the flow's if that is paused.
-    pub(super) fn sample(&self, fills: impl Iterator<Item = usize>, memory: &[u64], keep: Duration) {
+    /// The time at which a sample begins.
+    pub(super) fn now(&self) -> u64 {
+        self.points.clock().host_now()
+    }
+
+    /// Samples the counters: the messages in each hub from `now` on, and what [`memory`](Self::memory) returned. For the
+    /// observer's thread, now and then: it has no clock of the flow's if that is paused.
+    pub(super) fn sample(&self, now: u64, fills: impl Iterator<Item = usize>, memory: &[u64], keep: Duration) {
         if self.points.clock().is_paused() {
             return;
         }
-        let now = self.points.clock().host_now();
         self.sink.recorder().note(now, nanos(keep), &self.points.clock().axis());
         let fills = fills.map(|queued| queued as f64);
         let memory = memory.iter().map(|bytes| *bytes as f64);

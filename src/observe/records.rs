@@ -95,7 +95,7 @@ struct Recent {
     buckets: VecDeque<Bucket>,
     operators: Vec<Now>,
     watchdogs: Watchdogs,
-    /// The latest one.
+    /// The latest sample. Its memory is used again.
     sample: Sample,
 }
 
@@ -367,9 +367,12 @@ impl Records {
         }
         let bucket = buckets.back_mut()?;
         bucket.samples += 1;
+        let began = self.recording.as_ref().map(Recording::now);
         sample.take(control, &hubs);
         let fills = sample.hubs.iter().map(|hub| hub.queued);
-        self.recording.iter().for_each(|recording| recording.sample(fills.clone(), &memory, self.sampling.keep));
+        if let Some((recording, began)) = self.recording.as_ref().zip(began) {
+            recording.sample(began, fills, &memory, self.sampling.keep);
+        }
         for (number, (seen, counts)) in sample.operators.iter().zip(&mut bucket.operators).enumerate() {
             let (activity, runs) = (seen.activity, seen.runs);
             counts.counts[activity as usize] += 1;

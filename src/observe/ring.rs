@@ -41,8 +41,9 @@ pub(crate) struct Ring<const SEGMENT: usize> {
 /// Writes a [`Ring`].
 pub(crate) struct RingWriter<const SEGMENT: usize> {
     ring: Arc<Ring<SEGMENT>>,
-    /// Entries that are written, and the segment of the last one.
+    /// The number of entries that are written.
     written: u64,
+    /// That of the last entry, or the first one.
     segment: RingSegment<SEGMENT>,
 }
 

@@ -13,7 +13,7 @@ use crate::sync::{Condvar, Level, Mutex, contained, lock, logged};
 
 /// The thread sleeps at least this number of times as long as it has worked: it takes at most 1 % of a core, with its wakes.
 const REST: u32 = 124;
-/// The longest that a round may count as having taken, where preemption counts as well.
+/// A round counts for this time at most.
 const LONGEST: Duration = Duration::from_millis(100);
 
 /// Samples a run from now on, until it has ended.
@@ -63,6 +63,7 @@ impl Sampler {
     }
 
     fn run() {
+        let mut cost = None;
         loop {
             let (now, began) = (Instant::now(), WorkClock::now());
             let Some(due) = Self::due(now) else { return };
@@ -78,7 +79,11 @@ impl Sampler {
                     drop(records);
                 });
             }
-            let rested = Instant::now() + began.elapsed().min(LONGEST) * REST;
+            // The mean of the last rounds: one that takes long delays many of the next ones a little.
+            let took = began.elapsed().min(LONGEST);
+            let mean = cost.map_or(took, |mean: Duration| (mean * 15 + took) / 16);
+            cost = Some(mean);
+            let rested = Instant::now() + mean * REST;
             let mut sampler = lock(&SAMPLER);
             loop {
                 let next = sampler.records.iter().map(|(_, next)| *next).min().unwrap_or(now).max(rested);

@@ -60,6 +60,7 @@ pub(super) struct WorkContext {
     streams: Option<Arc<OperatorStreams>>,
     /// The stream for the operator's work, once it has used one: its own, or that of the current run.
     stream: Option<Stream>,
+    /// The tracepoints of its runs, if they are traced.
     traced: Option<Arc<TracedRuns>>,
     /// A run begins with a call of [`prepare`](Self::prepare).
     prepares: bool,

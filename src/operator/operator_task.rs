@@ -594,11 +594,12 @@ impl OperatorTask {
     #[cold]
     #[inline(never)]
     fn polled(&self, says: bool, probe: &mut ProbeGuard) {
-        if says && self.is_held() {
-            self.polled_while_held(probe);
-        }
         if let Some(traced) = self.traced.get() {
             traced.poll_ends();
+        }
+        // Last: it notifies the task that steps through the flow.
+        if says && self.is_held() {
+            self.polled_while_held(probe);
         }
     }
 

@@ -1,4 +1,5 @@
-//! [`TraceEvent`]: what happens in a flow; [`PackedEvent`]: the same in two words, as sinks are given it.
+//! [`TraceEvent`]: what happens in a flow; [`PackedEvent`]: its encoding in two words, which sinks are called with, without
+//! the operators of `Sent` and `Taken`.
 //!
 //! A tracepoint knows which event it records, so packing costs nothing there; the match that unpacks is made when a trace is
 //! read.
@@ -47,7 +48,7 @@ pub(crate) enum TraceEvent {
 /// In place of an operator's number: outside of the flow, or unknown.
 pub(crate) const OUTSIDE: u32 = u32::MAX;
 
-/// Four bits of the kind, 28 that are free for the sink, 32 of the operator or hub; the number of the run or message.
+/// `word`: 4 bits of the kind, 28 bits for the sink, 32 bits of the operator or hub. `number`: that of the run or message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PackedEvent {
     pub(crate) word: u64,
@@ -90,6 +91,7 @@ impl TraceEvent {
 }
 
 impl PackedEvent {
+    /// The sink's bits of `word`.
     pub(crate) const FREE: u64 = (1 << KIND_SHIFT) - (1 << FREE_SHIFT);
 
     #[inline]
@@ -97,12 +99,13 @@ impl PackedEvent {
         self.word >> KIND_SHIFT == kind::STALLED
     }
 
-    /// The bits that are free, for as much of a number as they hold.
+    /// A number in the sink's bits, as much of it as they hold.
     pub(crate) const fn free(number: u32) -> u64 {
         (number as u64) << FREE_SHIFT & Self::FREE
     }
 
-    /// The event. `ends`: the writer and the reader of each hub, which are not in it. `None` if it was not packed.
+    /// The event. `ends`: the writer and the reader of each hub, which are the operators of `Sent` and `Taken`. `None` for an
+    /// unknown kind.
     pub(crate) fn unpack(self, ends: &[(u32, u32)]) -> Option<TraceEvent> {
         use TraceEvent as E;
         let (of, number) = ((self.word & u64::from(u32::MAX)) as u32, self.number);

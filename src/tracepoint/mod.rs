@@ -29,7 +29,7 @@ use crate::device::ticks::Ticks;
 /// What is called at the tracepoints of a flow's run, on the thread where the event happens. It must not block, call into the
 /// flow, or panic.
 pub(crate) trait TraceSink: Send + Sync + fmt::Debug {
-    /// `at`: the time by the flow's [`TraceClock`].
+    /// `at`: the time by the flow's [`TraceClock`]. The bits [`PackedEvent::FREE`] of the event are zero.
     fn record(&self, at: u64, event: PackedEvent);
 }
 
@@ -102,12 +102,7 @@ impl Tracepoints {
 
     pub(crate) fn runs(&self, operator: usize, may_overlap: bool) -> TracedRuns {
         let numbers = if may_overlap { numbers::SHARED } else { numbers::OWN };
-        TracedRuns {
-            operator: self.operator(operator),
-            numbers: AtomicU8::new(numbers),
-            // The first run is number 0.
-            current: AtomicU64::new(u64::MAX),
-        }
+        TracedRuns { operator: self.operator(operator), numbers: AtomicU8::new(numbers), begun: AtomicU64::new(0) }
     }
 
     /// A hub between two operators.
@@ -146,8 +141,8 @@ pub(crate) struct TracedRuns {
     operator: TracedOperator,
     /// One of [`numbers`].
     numbers: AtomicU8,
-    /// The number of the run that began last.
-    current: AtomicU64,
+    /// One more than the number of the run that began last.
+    begun: AtomicU64,
 }
 
 /// Where the numbers of runs come from.
@@ -172,29 +167,29 @@ impl TracedRuns {
             return self.begin_shared();
         }
         // Only the operator's own task executes this.
-        self.begin_numbered(self.current().wrapping_add(1));
+        self.begin_numbered(self.begun.load(Ordering::Relaxed));
     }
 
     #[inline(never)]
     fn begin_shared(&self) {
         let TracedOperator { points, operator } = &self.operator;
-        if self.numbers.load(Ordering::Relaxed) == numbers::SHARED
-            && let Some(runs) = points.0.runs.get(*operator as usize)
-        {
-            self.begin_numbered(runs.fetch_add(1, Ordering::Relaxed));
+        if self.numbers.load(Ordering::Relaxed) == numbers::SHARED {
+            let runs = points.0.runs.get(*operator as usize);
+            let own = || self.begun.load(Ordering::Relaxed);
+            self.begin_numbered(runs.map_or_else(own, |runs| runs.fetch_add(1, Ordering::Relaxed)));
         }
     }
 
     #[inline]
     fn begin_numbered(&self, run: u64) {
         let TracedOperator { points, operator } = &self.operator;
-        self.current.store(run, Ordering::Relaxed);
+        self.begun.store(run + 1, Ordering::Relaxed);
         points.record(TraceEvent::RunBegan { operator: *operator, run });
     }
 
-    /// The number of the run in progress.
+    /// The number of the run in progress. Before the first run it is zero.
     pub(crate) fn current(&self) -> u64 {
-        self.current.load(Ordering::Relaxed)
+        self.begun.load(Ordering::Relaxed).saturating_sub(1)
     }
 
     #[inline(never)]

@@ -148,6 +148,29 @@ impl Operator for Fill {
     }
 }
 
+/// The same in a loop of its own: its device work is in no run.
+struct FillAll;
+
+impl Operator for FillAll {
+    type Ports = MapPorts<Envelope<u32>, Envelope<u32>>;
+
+    async fn start(&mut self, cx: &mut Cx) -> Result<()> {
+        cx.stream().map(drop)
+    }
+
+    async fn run(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
+        while let Some(mut data) = ports.input.recv().await? {
+            cx.stream()?.fill(&mut data, 0)?;
+            ports.output.send(data).await?;
+        }
+        Ok(())
+    }
+
+    async fn compute(&mut self, _ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
+        unreachable!("`run` does not call it")
+    }
+}
+
 struct Send(u64);
 
 impl Operator for Send {
@@ -204,6 +227,27 @@ async fn device_work_has_the_number_of_its_run() {
         assert_eq!(copies.len(), 3, "{way}");
         assert!(copies.iter().all(|copy| copy.ended - copy.began == COPY.as_nanos() as u64), "{copies:?}");
     }
+}
+
+#[tokio::test]
+async fn device_work_of_an_operator_without_runs_has_the_number_zero() {
+    let simulation = Simulation::new(1);
+    let watch = Observe::new().paths(1).record(65_536);
+    let run = async {
+        let device = Device::simulated(&simulation, Emulated::new());
+        let mut flow = Flow::new("work");
+        let read = flow.add("read", Send(3));
+        let work = flow.add("work", FillAll).on(&device);
+        let write = flow.add("write", sink(async |data: Envelope<u32>| data.read().await.map(drop)));
+        flow.connect_with(read.output, work.input, HubOptions::bounded(1).envelope_bytes(16));
+        flow.connect(work.output, write.input);
+        flow.observe(&watch);
+        flow.run().await.unwrap();
+    };
+    simulation.run(run).await;
+    let timeline = watch.timeline(LONG).remove(0);
+    let runs: Vec<_> = timeline.device.iter().filter(|slice| slice.operator == 1).map(|slice| slice.run).collect();
+    assert_eq!(runs, [0, 0, 0]);
 }
 
 /// Sampled by the observer's thread.
