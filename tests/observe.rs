@@ -45,11 +45,16 @@ async fn a_snapshot_is_the_state_of_a_flow() {
         handle.snapshot().hub("read.output -> write.input").is_some_and(|hub| hub.queued == 3)
     })
     .await;
-    let full = |snapshot: &Snapshot| snapshot.operator("read").is_some_and(|read| read.activity == Activity::Room);
-    until("the writer waits for room", || full(&handle.snapshot())).await;
-    let snapshot = handle.snapshot();
+    let does = |snapshot: &Snapshot, name: &str| snapshot.operator(name).map(|operator| operator.activity);
+    let full = |snapshot: &Snapshot| does(snapshot, "read") == Some(Activity::Room);
+    let closed = |snapshot: &Snapshot| does(snapshot, "write") == Some(Activity::Condition);
+    let mut snapshot = handle.snapshot();
+    until("the writer waits for room, and the reader for the gate", || {
+        snapshot = handle.snapshot();
+        full(&snapshot) && closed(&snapshot)
+    })
+    .await;
     assert_eq!((&*snapshot.flow, snapshot.state), ("state", FlowState::Running));
-    assert_eq!(snapshot.operator("write").unwrap().activity, Activity::Condition);
     let hub = snapshot.hub("read.output -> write.input").unwrap();
     assert_eq!((hub.capacity, hub.passed, hub.full, &*hub.from, &*hub.to), (3, 0, None, "read", "write"));
     assert_eq!((snapshot.bottleneck.is_none(), snapshot.window), (true, Duration::ZERO), "it is not observed");
