@@ -338,17 +338,18 @@ fn measure(ended: &FinishedJourney) -> (Duration, PathParts) {
     let (origin, last) = (ended.origin.at, &ended.last);
     let end = last.work.times().iter().map(|(_, end)| *end).fold(last.left, Instant::max);
     // Where one of three kinds begins or ends.
-    let mut changes = Vec::<(Instant, usize, i32)>::new();
+    let mut changes = vec![(end.max(origin), KINDS, 0)];
     let mut add = |kind: usize, (from, to): (Instant, Instant)| {
         let (from, to) = (from.clamp(origin, end.max(origin)), to.clamp(origin, end.max(origin)));
-        changes.extend([(from, kind, 1), (to, kind, -1)]);
+        changes.extend([(to, kind, -1), (from, kind, 1)]);
     };
     for stage in stages(last) {
         stage.work.times().into_iter().for_each(|span| add(0, span));
         stage.copies.iter().flat_map(|copies| copies.times()).for_each(|span| add(1, span));
         add(2, (stage.taken, stage.left));
     }
-    changes.push((end.max(origin), KINDS, 0));
+    // From the newest stage to the first one: reversed, they are nearly sorted.
+    changes.reverse();
     changes.sort_unstable();
     let (mut open, mut at, mut sums) = ([0; KINDS + 1], origin, [Duration::ZERO; KINDS + 1]);
     for (next, kind, change) in changes {

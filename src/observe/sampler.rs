@@ -13,8 +13,8 @@ use crate::sync::{Condvar, Level, Mutex, contained, lock, logged};
 
 /// The thread sleeps at least this number of times as long as it has worked: it takes at most 1 % of a core, with its wakes.
 const REST: u32 = 124;
-/// A round counts for this time at most.
-const LONGEST: Duration = Duration::from_millis(100);
+/// The longest that the first round counts as having taken.
+const FIRST: Duration = Duration::from_millis(10);
 
 /// Samples a run from now on, until it has ended.
 pub(super) fn add(records: &Arc<Records>) {
@@ -65,7 +65,7 @@ impl Sampler {
     fn run() {
         let mut cost = None;
         loop {
-            let (now, began) = (Instant::now(), WorkClock::now());
+            let now = Instant::now();
             let Some(due) = Self::due(now) else { return };
             for records in due {
                 // The last reference to a flow may be dropped here, and with it values of the user's.
@@ -79,9 +79,10 @@ impl Sampler {
                     drop(records);
                 });
             }
-            // The mean of the last rounds: one that takes long delays many of the next ones a little.
-            let took = began.elapsed().min(LONGEST);
-            let mean = cost.map_or(took, |mean: Duration| (mean * 15 + took) / 16);
+            // The mean of the last rounds, each of which counts for at most twice the mean before it: that the thread was
+            // preempted or stopped says little about its cost.
+            let took = now.elapsed();
+            let mean = cost.map_or(took.min(FIRST), |mean: Duration| (mean * 15 + took.min(mean * 2)) / 16);
             cost = Some(mean);
             let rested = Instant::now() + mean * REST;
             let mut sampler = lock(&SAMPLER);
@@ -120,31 +121,6 @@ impl Sampler {
         drop(sampler);
         drop(gone);
         more.then_some(due)
-    }
-}
-
-/// For how long this thread has worked: without the time for which it was preempted or stopped, if the system says so.
-struct WorkClock(Duration);
-
-impl WorkClock {
-    fn now() -> Self {
-        Self(Self::read())
-    }
-
-    fn elapsed(&self) -> Duration {
-        Self::read().saturating_sub(self.0)
-    }
-
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    fn read() -> Duration {
-        let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-        time.try_into().unwrap_or_default()
-    }
-
-    #[cfg(not(any(target_os = "linux", target_os = "android")))]
-    fn read() -> Duration {
-        static ZERO: LazyLock<Instant> = LazyLock::new(Instant::now);
-        ZERO.elapsed()
     }
 }
 

@@ -100,24 +100,37 @@ impl WorkContext {
 
     #[inline(never)]
     fn prepare_more(&mut self) {
-        if self.streams.as_ref().is_some_and(|streams| streams.begin()) {
-            self.stream = None;
+        if let Some(traced) = &self.traced {
+            traced.begin();
         }
-        self.traced.iter().for_each(|traced| traced.begin());
-        let Some(observed) = self.context.observed() else { return };
-        if let Some(work) = &observed.work {
-            self.is_timed = work.is_due();
-            self.finishes = self.is_timed || self.traced.is_some();
-            self.begin_timed(work);
+        if self.streams.is_some() {
+            self.prepare_streams();
         }
-        if let Some(number) = observed.source.as_ref().filter(|_| observed.samples).and_then(PathSource::sample) {
+        if let Some(observed) = self.context.observed().filter(|observed| observed.samples)
+            && let Some(number) = observed.source.as_ref().and_then(PathSource::sample)
+        {
             self.context.begin_sampled(number);
         }
     }
 
+    #[inline(never)]
+    fn prepare_streams(&mut self) {
+        if self.streams.as_ref().is_some_and(|streams| streams.begin()) {
+            self.stream = None;
+        }
+        if let Some(work) = self.context.observed().and_then(|observed| observed.work.as_ref()) {
+            self.is_timed = work.is_due();
+            self.finishes = self.is_timed || self.traced.is_some();
+            if self.is_timed {
+                self.begin_timed(work);
+            }
+        }
+    }
+
     /// Times the run that begins, if it is to be timed and the operator has a stream of its own.
+    #[inline(never)]
     fn begin_timed(&self, work: &TimedRuns) {
-        if let Some(stream) = work.stream().filter(|_| self.is_timed) {
+        if let Some(stream) = work.stream() {
             work.begin(stream, None);
         }
     }
@@ -126,7 +139,9 @@ impl WorkContext {
     #[cold]
     fn has_stream(&self) {
         if let Some(work) = self.context.observed().and_then(|observed| observed.work.as_ref()) {
-            self.begin_timed(work);
+            if self.is_timed {
+                self.begin_timed(work);
+            }
             self.context.time_work();
         }
     }

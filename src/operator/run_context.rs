@@ -283,6 +283,10 @@ impl RunContext {
     #[cold]
     fn merge(&self, load: Load, number: usize, enters: bool) -> Result<()> {
         let Load { metadata, reply, journey } = load;
+        if metadata.is_empty() && reply.is_nothing() {
+            journey.into_iter().for_each(|journey| self.arrive(*journey));
+            return Ok(());
+        }
         reply.seen_by(&self.operator);
         let newest = self.newest.load(Ordering::Relaxed);
         let origin = reply.origin.clone();
@@ -318,6 +322,7 @@ impl RunContext {
     }
 
     /// Samples the messages of a source's run that begins.
+    #[cold]
     pub(super) fn begin_sampled(&self, number: u64) {
         self.change_data(|data| data.sampled = Some((number, Spans::begin())));
         self.time_work();
