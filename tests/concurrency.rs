@@ -620,3 +620,21 @@ async fn streams_of_a_run_exclude_messages_left_by_others() {
     let seen = lock(&seen);
     assert!(!seen.is_empty() && seen.iter().all(|streams| *streams <= 1), "{seen:?}");
 }
+
+/// The dispatcher's own waits are not in it: both runs together take at most twice the time of the flow.
+#[tokio::test]
+async fn the_time_in_runs_is_that_of_the_workers() {
+    let slow = map(|n: u32| async move {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        Ok(n)
+    });
+    let mut flow = Flow::new("busy");
+    let numbers = flow.add("numbers", numbers(20));
+    let work = flow.add("work", concurrent(2, slow));
+    let end = flow.add("end", sink(async |_: u32| Ok(())));
+    flow.connect(numbers.output, work.input);
+    flow.connect(work.output, end.input);
+    let report = flow.run().await.unwrap();
+    let busy = report.operator("work").unwrap().busy;
+    assert!(busy <= report.elapsed.mul_f64(2.05), "{busy:?} of {:?}", report.elapsed);
+}

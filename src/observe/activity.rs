@@ -5,7 +5,10 @@ use std::time::Duration;
 use crate::{
     condition::Status,
     hub::view::{ReaderWait, WriterWait},
-    operator::control::{ConnectedHub, Control, Hubs},
+    operator::{
+        control::{ConnectedHub, Control, Hubs},
+        operator_task::SeenTask,
+    },
     sync::Waited,
 };
 
@@ -125,7 +128,7 @@ impl serde::Serialize for Shares {
     }
 }
 
-/// What an operator does now. Reads its state in place; no code of the user's runs.
+/// What an operator does now. Reads its state in place; no code of the user's runs where drops are deferred.
 pub(super) fn activity(control: &Control, hubs: &Hubs, operator: usize) -> Activity {
     let task = &control.tasks[operator];
     let cell = task.status_cell();
@@ -133,7 +136,7 @@ pub(super) fn activity(control: &Control, hubs: &Hubs, operator: usize) -> Activ
     if status == Status::Never || task.has_ended() {
         return Activity::Ended;
     }
-    let (waited, in_poll, _) = task.waited();
+    let SeenTask { waited, in_poll, .. } = task.seen();
     if in_poll {
         // A task that polls a device does so in one poll after the other: see `polls_device`.
         return if waited == Waited::Device { Activity::Device } else { Activity::Runs };
@@ -148,9 +151,9 @@ pub(super) fn activity(control: &Control, hubs: &Hubs, operator: usize) -> Activ
     if in_run {
         return match cell.in_run() {
             // One whose runs are in other tasks, all of which are busy.
-            Some(_) if cell.has_workers() => {
-                at_outputs(hubs, operator).or_else(|| at_inputs(hubs, operator, true)).unwrap_or(Activity::Runs)
-            }
+            Some(_) if cell.has_workers() => at_outputs(hubs, operator)
+                .or_else(|| at_inputs(hubs, operator, true))
+                .unwrap_or_else(|| of_workers(&task.workers())),
             Some(wait) if wait.sends() => at_outputs(hubs, operator).unwrap_or(otherwise(Activity::Room)),
             Some(wait) if wait.receives() => at_inputs(hubs, operator, true).unwrap_or(otherwise(Activity::Message)),
             Some(_) => Activity::Future,
@@ -182,8 +185,24 @@ pub(super) fn activity(control: &Control, hubs: &Hubs, operator: usize) -> Activ
 /// The poll in which an operator might query a device for its work, after one that has found the work not done. That it
 /// takes longer than [`QUERIES`] shows that it computes.
 pub(super) fn polls_device(control: &Control, operator: usize) -> Option<u32> {
-    let (waited, in_poll, poll) = control.tasks[operator].waited();
-    (in_poll && waited == Waited::Device).then_some(poll)
+    let SeenTask { waited, in_poll, polls, .. } = control.tasks[operator].seen();
+    (in_poll && waited == Waited::Device).then_some(polls)
+}
+
+/// What an operator does whose workers are all in a run: what the first of these says that is true of one of them.
+fn of_workers(workers: &[SeenTask]) -> Activity {
+    let any = |is: fn(&SeenTask) -> bool| workers.iter().any(is);
+    if workers.is_empty() || any(|worker| worker.in_poll && worker.waited != Waited::Device) {
+        Activity::Runs
+    } else if any(|worker| worker.waited == Waited::Device) {
+        Activity::Device
+    } else if any(|worker| worker.waited == Waited::Memory) {
+        Activity::Memory
+    } else if any(|worker| worker.is_woken) {
+        Activity::Worker
+    } else {
+        Activity::Future
+    }
 }
 
 /// Longer than one poll queries a device: see `stream/wait_strategy.rs`.

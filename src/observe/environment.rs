@@ -3,8 +3,9 @@
 
 use std::{
     ffi::OsString,
+    fmt::Display,
     io::Write,
-    net::SocketAddr,
+    net::{SocketAddr, ToSocketAddrs},
     path::{Path, PathBuf},
     sync::{
         Arc, LazyLock, Once,
@@ -27,18 +28,18 @@ use crate::{
 const STATUS: &str = "WAKELINE_STATUS";
 const TRACE: &str = "WAKELINE_TRACE";
 const PAGE: &str = "WAKELINE_PAGE";
+/// Events of each thread for a trace at the end of a flow: 6 MiB.
+const EVENTS: usize = 262_144;
 
 /// How often to print, if the environment says so.
 static INTERVAL: LazyLock<Option<Duration>> = LazyLock::new(|| {
     let value = std::env::var_os(STATUS).filter(|value| !value.is_empty())?;
     let interval = value.to_str().and_then(duration);
     if interval.is_none() {
-        log(move || {
-            tracing::warn!(
-                "{STATUS}={} is not used: it must be a whole number with a unit, from `1ms` on: `500ms`, `2s`, `1m`",
-                value.display()
-            );
-        });
+        let value = value.display();
+        refuse(format!(
+            "{STATUS}={value} is not used: it must be a whole number with a unit, from `1ms` on: `500ms`, `2s`, `1m`"
+        ));
     }
     interval
 });
@@ -50,25 +51,21 @@ static FILE: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
     if is_file {
         return Some(file);
     }
-    log(move || {
-        tracing::warn!(
-            "{TRACE}={} is not used: it must be the path of a file that can be written: `flow.pftrace`",
-            file.display()
-        );
-    });
+    let file = file.display();
+    refuse(format!("{TRACE}={file} is not used: it must be the path of a file that can be written: `flow.pftrace`"));
     None
 });
 
 /// Where to serve a page, if the environment says so.
 static ADDRESS: LazyLock<Option<SocketAddr>> = LazyLock::new(|| {
     let value = std::env::var_os(PAGE).filter(|value| !value.is_empty())?;
-    let address = value.to_str().and_then(|value| value.trim().parse().ok());
+    let address = value.to_str().and_then(|value| value.trim().to_socket_addrs().ok()?.next());
     let wrong = match address {
         Some(_) if cfg!(feature = "page") => return address,
         Some(_) => "wakeline was built without the feature `page`",
         None => "it must be an address and a port: `127.0.0.1:7070`, or `127.0.0.1:0` for a free port",
     };
-    log(move || tracing::warn!("{PAGE}={} is not used: {wrong}", value.display()));
+    refuse(format!("{PAGE}={} is not used: {wrong}", value.display()));
     None
 });
 
@@ -76,7 +73,7 @@ static ADDRESS: LazyLock<Option<SocketAddr>> = LazyLock::new(|| {
 static ALL: LazyLock<Observe> = LazyLock::new(Observe::new);
 
 /// Records all flows of the process, with all of their device work.
-static RECORDED: LazyLock<Observe> = LazyLock::new(|| Observe::new().paths(1).record(observer::RECORDED));
+static RECORDED: LazyLock<Observe> = LazyLock::new(|| Observe::new().paths(1).record(EVENTS));
 
 /// The observers of a flow that begins.
 pub(crate) fn from_environment() -> impl Iterator<Item = Arc<dyn FlowObserver>> {
@@ -102,16 +99,34 @@ fn recorder() -> Option<Arc<dyn FlowObserver>> {
     FILE.is_some().then(|| Arc::new(FlowRecords { observe: RECORDED.clone(), at_end: Some(save_end) }) as _)
 }
 
-/// The first flow that ends is in the file itself. Errors are logged.
+/// The first flow that ends is in the file itself.
 fn save_end(snapshot: &Snapshot, records: Option<&Arc<Records>>) {
     static ENDED: AtomicUsize = AtomicUsize::new(0);
     let Some((file, timeline)) = FILE.as_ref().zip(records.and_then(|records| records.timeline(Duration::MAX))) else {
         return;
     };
     let file = numbered(file, ENDED.fetch_add(1, Ordering::Relaxed));
-    if let Err(error) = Trace::new(vec![timeline]).save(&file) {
-        logged(|| tracing::error!(flow = &*snapshot.flow, error = %format_args!("{error:#}"), "{TRACE} is not saved"));
+    let (flow, file_name) = (&snapshot.flow, file.display());
+    let seconds = Duration::from_nanos(timeline.to.saturating_sub(timeline.from)).as_secs_f64();
+    let trace = Trace::new(vec![timeline]);
+    match trace.save(&file) {
+        Ok(()) => tell(format_args!("the last {seconds:.1} s of flow `{flow}` are in {file_name}")),
+        Err(error) => {
+            tell(format_args!("{TRACE}: the trace of flow `{flow}` is not saved: {error:#}"));
+            logged(|| tracing::error!(flow = &**flow, error = %format_args!("{error:#}"), "{TRACE} is not saved"));
+        }
     }
+}
+
+/// Prints a line, since a program may have no subscriber for its log. A program without a standard error has no reader either.
+pub(super) fn tell(line: impl Display) {
+    let _ = writeln!(std::io::stderr().lock(), "wakeline: {line}");
+}
+
+/// Says that a variable has a wrong value.
+fn refuse(why: String) {
+    tell(&why);
+    log(move || tracing::warn!("{why}"));
 }
 
 /// `flow.pftrace`, then `flow.2.pftrace` and so on.

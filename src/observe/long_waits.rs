@@ -126,7 +126,10 @@ impl Look<'_> {
         let task = &self.control.tasks[operator];
         let in_run = task.status_cell().status().1;
         let awaits = matches!(activity, Activity::Future | Activity::Device | Activity::Memory);
-        let polls = if in_run && awaits { task.waited().2 } else { 0 };
+        let polls = match in_run && awaits {
+            true => task.workers().iter().fold(task.seen().polls, |sum, worker| sum.wrapping_add(worker.polls)),
+            false => 0,
+        };
         let own = [operator];
         let all = self.control.section(operator).map_or(&own[..], |section| self.control.operators_of(section));
         Some((is_suspect, (self.control.progress(self.hubs, all), polls)))

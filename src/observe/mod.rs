@@ -34,10 +34,10 @@
 //! ```text
 //! flow `shout` is running after 12.4 s
 //! `upper` is the bottleneck: its queue was full 93 % of the last 10 s; it computed 97 % of the time
-//! operator on               runs    runs/s     ran    busy s  now
-//! read     host             1244       100     8 %     12.31  waits for room for 0.1 s: room in hub `read.output -> upper.input`: its queue of 2 is full
-//! upper    host             1241       100    97 %     12.11  runs for 0.0 s
-//! write    host             1241       100     3 %      0.40  waits for a message for 0.0 s: a message in hub `upper.output -> write.input`
+//! operator on               runs    runs/s     ran in runs s  now
+//! read     host             1244       100     8 %     12.31  waits for room for 8 ms: room in hub `read.output -> upper.input`: its queue of 2 is full
+//! upper    host             1241       100    97 %     12.11  runs for 3 ms
+//! write    host             1241       100     3 %      0.40  waits for a message for 6 ms: a message in hub `upper.output -> write.input`
 //! ```
 //!
 //! # Paths
@@ -89,7 +89,7 @@
 //! `WAKELINE_STATUS=2s` in the environment makes every flow of a program print its snapshot every two seconds to the
 //! standard error, and once more at its end, which waits until it is written. Units are `ms`, `s` and `m`.
 //!
-//! `WAKELINE_TRACE=flow.pftrace` records every flow of a program, and saves its last ten seconds at its end: the first that
+//! `WAKELINE_TRACE=flow.pftrace` records every flow of a program, and saves its last seconds, up to ten, at its end: the first that
 //! ends in this file, the next ones in `flow.2.pftrace` and so on.
 //!
 //! `WAKELINE_PAGE=127.0.0.1:7070` serves a live page of every flow of a program until it ends, and prints its URL to the

@@ -137,7 +137,7 @@ impl Observe {
     /// Adds a function that is called once with each [warning](Warning) that begins, for flows that it is given from now
     /// on. It runs on a thread of its own, `wakeline-warnings`, and may do what it likes: block, abort the flow, take a
     /// snapshot. While it blocks, up to 256 warnings wait for it; further ones are [counted](super::WarningCounts::lost). A panic
-    /// of it is logged.
+    /// of it is logged. The log has one line in ten seconds for an operator and a kind; the function is called each time.
     ///
     /// ```
     /// use std::time::Duration;

@@ -40,7 +40,7 @@ use crate::{
         control::{Control, Hubs},
     },
     stream::SpanReader,
-    sync::{Level, Mutex, lock, logged},
+    sync::{Deferred, Level, Mutex, lock, logged},
 };
 
 /// The number of stretches into which the kept time is divided.
@@ -319,14 +319,17 @@ impl Records {
         }
         let flow = Handle(self.control.upgrade()?);
         let devices = snapshot::devices(&flow.0);
+        let later = Deferred::new();
         let recent = lock(&self.recent);
         // As for a sample.
         if flow.has_ended() {
             drop(recent);
+            drop(later);
             return self.last().map(|last| (*last).clone());
         }
         let snapshot = Snapshot::new(&flow, &recent.summary(&flow.0), devices);
         drop(recent);
+        drop(later);
         Some(snapshot.with_failure(&flow))
     }
 
@@ -350,6 +353,7 @@ impl Records {
     /// Returns the operator that was seen in one poll for longest.
     pub(super) fn sample(&self, control: &Control, now: Instant) -> Option<(usize, Duration)> {
         let memory = self.recording.as_ref().map(|recording| recording.memory()).unwrap_or_default();
+        let later = Deferred::new();
         // The run does not end before this sample, so that its hubs are dropped where it ends.
         let mut recent = lock(&self.recent);
         if control.has_ended() {
@@ -380,7 +384,7 @@ impl Records {
                 operators.push(Now { activity, since: now, runs, poll: None });
             }
             let before = &mut operators[number];
-            if before.activity != activity || activity == Activity::Runs && before.runs != runs {
+            if before.activity != activity || before.runs != runs {
                 *before = Now { activity, since: now, runs, ..*before };
             } else if activity == Activity::Runs {
                 counts.poll = counts.poll.max(now - before.since);
@@ -403,9 +407,10 @@ impl Records {
             counts.message += waits(Activity::Message);
         }
         let look = Look { control, hubs: &hubs, seen: &sample.operators, now };
-        let mut looked = watchdogs.look(look, self.sampling.every);
+        let begun = watchdogs.look(look, self.sampling.every);
         drop(recent);
-        self.hand_on(std::mem::take(&mut looked.begun));
+        drop(later);
+        self.hand_on(begun);
         longest
     }
 }

@@ -35,7 +35,7 @@ pub(super) struct SeenHub {
 }
 
 impl Sample {
-    /// Takes a new sample in place of the last one.
+    /// Takes a new sample in place of the last one. Drops are deferred.
     pub(super) fn take(&mut self, control: &Control, hubs: &Hubs) {
         let Self { operators: seen, hubs: seen_hubs } = self;
         seen.clear();
@@ -43,8 +43,8 @@ impl Sample {
         seen_hubs.resize(hubs.all.len(), SeenHub::default());
         for (number, task) in control.tasks.iter().enumerate() {
             let activity = activity(control, hubs, number);
-            let (cell, (_, in_poll, poll)) = (task.status_cell(), task.waited());
-            let (poll, has_workers) = (in_poll.then_some(poll), cell.has_workers());
+            let (cell, now) = (task.status_cell(), task.seen());
+            let (poll, has_workers) = (now.in_poll.then_some(now.polls), cell.has_workers());
             seen.push(SeenOperator { activity, runs: cell.runs(), poll, has_workers });
             for (at, hub) in hubs.numbered(number).filter(|(_, hub)| hub.to == number) {
                 seen_hubs[at] = SeenHub::of(hub);

@@ -108,8 +108,8 @@ pub struct OperatorSnapshot {
     pub activity: Activity,
     /// What it waits for, in words.
     pub waits_for: Vec<String>,
-    /// How long it has done what it does. As exact as the observer's interval; in a flow that is not observed, since
-    /// it last began to wait.
+    /// How long it has done what it does, without a run that has ended meanwhile. As exact as the observer's interval; in a
+    /// flow that is not observed, since it last began to wait.
     pub since: Duration,
     /// The number of runs that have ended.
     pub runs: u64,
@@ -251,7 +251,11 @@ impl Snapshot {
                 section: control.section(number).map(|section| control.section_name(section).clone()),
                 activity: activity(control, &hubs, number),
                 waits_for: status.waits_for,
-                since: recorded.map_or(passed, |recorded| recorded.since),
+                // What it does now may be newer than the last sample.
+                since: recorded.map_or(passed, |recorded| match cell.status() {
+                    (_, true) => recorded.since,
+                    (_, false) => recorded.since.min(passed),
+                }),
                 runs: status.runs,
                 busy: cell.busy(&control.clock),
                 device_time: device_time(control, number),
@@ -446,7 +450,7 @@ impl fmt::Display for Snapshot {
         writeln!(
             f,
             "{:wide$} {:10} {:>10} {:>9} {:>7} {:>9}  now",
-            "operator", "on", "runs", "runs/s", "ran", "busy s"
+            "operator", "on", "runs", "runs/s", "ran", "in runs s"
         )?;
         for operator in &self.operators {
             write!(
@@ -461,7 +465,7 @@ impl fmt::Display for Snapshot {
                 operator.activity.phrase(),
             )?;
             if operator.activity != Activity::Ended {
-                write!(f, " for {:.1} s", operator.since.as_secs_f64())?;
+                write!(f, " for {}", rounded(operator.since))?;
             }
             match &operator.waits_for[..] {
                 [] => writeln!(f)?,
@@ -512,5 +516,14 @@ impl fmt::Display for Snapshot {
             )?;
         }
         Ok(())
+    }
+}
+
+/// `950 ms`, `2.3 s`.
+pub(super) fn rounded(time: Duration) -> String {
+    if time < Duration::from_secs(1) {
+        format!("{} ms", time.as_millis())
+    } else {
+        format!("{:.1} s", time.as_secs_f64())
     }
 }

@@ -79,7 +79,7 @@ impl Trace {
         Ok(to.flush()?)
     }
 
-    /// Saves it. It blocks the thread: some 100 ms for a million events. The file is replaced at once, when all is written;
+    /// Saves it. It blocks the thread: some 250 ms for a million events. The file is replaced at once, when all is written;
     /// a reader never sees a part.
     ///
     /// # Errors

@@ -2,6 +2,8 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use super::snapshot::rounded;
+
 /// Something that is probably wrong with a flow: an operator blocks a worker thread of the runtime, an operator waits for
 /// too long, or operators wait only for each other. `Display` is one sentence, with how long it has lasted and what to do.
 ///
@@ -94,6 +96,6 @@ impl WarningCounts {
 /// `` for 2.3 s: `read` blocks a worker thread: .. ``
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "for {:.1} s: {}", self.since.as_secs_f64(), self.sentence)
+        write!(f, "for {}: {}", rounded(self.since), self.sentence)
     }
 }

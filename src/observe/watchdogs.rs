@@ -8,7 +8,6 @@
 
 use std::{
     collections::BTreeMap,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -19,7 +18,7 @@ use super::{
     sample::SeenOperator,
     warnings::{Warning, WarningCounts, WarningKind},
 };
-use crate::operator::{control::Control, operator_task::OperatorTask};
+use crate::operator::control::Control;
 
 /// The number of warnings in a snapshot.
 const LISTED: usize = 64;
@@ -80,14 +79,6 @@ pub(super) struct Begun {
     pub(super) logs: bool,
 }
 
-/// What a look at a run has found.
-#[derive(Default)]
-pub(super) struct Looked {
-    pub(super) begun: Vec<Begun>,
-    /// Dropped without the lock of the records: they own wakers.
-    _tasks: Vec<Arc<OperatorTask>>,
-}
-
 /// What is the matter now.
 struct Finding {
     operators: Vec<usize>,
@@ -107,9 +98,9 @@ impl Watchdogs {
         }
     }
 
-    /// Looks at a run. The result is to be dropped where no lock is held.
-    pub(super) fn look(&mut self, look: Look<'_>, every: Duration) -> Looked {
-        let (mut begun, mut tasks) = (Vec::new(), Vec::new());
+    /// Looks at a run. Drops are deferred.
+    pub(super) fn look(&mut self, look: Look<'_>, every: Duration) -> Vec<Begun> {
+        let mut begun = Vec::new();
         let stalls = Self::stalls(look.control);
         let stalled: FxHashSet<_> = stalls.iter().flat_map(|stall| &stall.operators).copied().collect();
         if self.limits.stalled {
@@ -117,7 +108,7 @@ impl Watchdogs {
         }
         let mut blocking = FxHashSet::default();
         if self.limits.blocked < Duration::MAX {
-            let blocked = self.blocked(look, &mut tasks);
+            let blocked = self.blocked(look);
             blocking.extend(blocked.iter().filter_map(|finding| finding.operators.first().copied()));
             self.update(WarningKind::Blocked, blocked, look.control, look.now, &mut begun);
         }
@@ -138,7 +129,7 @@ impl Watchdogs {
                 self.active.retain(|active| active.kind != WarningKind::Waiting || goes_on(active));
             }
         }
-        Looked { begun, _tasks: tasks }
+        begun
     }
 
     /// The run has ended. Only a stall that ended it goes on.
@@ -168,11 +159,7 @@ impl Watchdogs {
     }
 
     /// The polls that take too long.
-    fn blocked(
-        &mut self,
-        Look { control, seen, now, .. }: Look<'_>,
-        tasks: &mut Vec<Arc<OperatorTask>>,
-    ) -> Vec<Finding> {
+    fn blocked(&mut self, Look { control, seen, now, .. }: Look<'_>) -> Vec<Finding> {
         let before = std::mem::take(&mut self.polls);
         let may_block = |operator| control.observed.get().is_some_and(|known| known.may_block[operator]);
         let mut found: Vec<Finding> = Vec::new();
@@ -180,11 +167,9 @@ impl Watchdogs {
             if poll.is_none() && !has_workers || may_block(operator) || control.is_represented(operator) {
                 continue;
             }
-            let first = tasks.len();
-            tasks.extend(control.tasks[operator].workers());
-            let is_concurrent = tasks.len() > first;
-            let polls =
-                tasks[first..].iter().map(|task| task.waited()).map(|(_, in_poll, poll)| in_poll.then_some(poll));
+            let workers = control.tasks[operator].workers();
+            let is_concurrent = !workers.is_empty();
+            let polls = workers.iter().map(|worker| worker.in_poll.then_some(worker.polls));
             for (at, poll) in std::iter::once(*poll).chain(polls).enumerate() {
                 let Some(number) = poll else { continue };
                 let seen = before.get(&(operator, at)).filter(|poll| poll.number == number);

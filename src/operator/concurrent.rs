@@ -297,6 +297,8 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
                     closing = false;
                     continue;
                 }
+                // The time of the runs is that of the workers.
+                cx.run_loop.stop_clock();
                 runs.ended(&context).await
             } else {
                 let at_work = runs.at_work();

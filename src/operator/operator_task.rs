@@ -16,6 +16,8 @@ use std::{
     time::Instant,
 };
 
+use smallvec::SmallVec;
+
 use self::probe_waker::ProbeGuard;
 use super::{
     activity::FlowActivity,
@@ -28,7 +30,7 @@ use super::{
 use crate::{
     condition::Status,
     error::{Error, ErrorKind, Result},
-    sync::{KeptWaker, Mutex, Waited, WakerCell, take_wait},
+    sync::{KeptWaker, Mutex, Waited, WakerCell, discard, take_wait},
     tracepoint::TracedOperator,
 };
 
@@ -68,6 +70,18 @@ struct MoreWakers {
     within: WakerCell,
     /// For a worker: the task of its operator.
     dispatcher: OnceLock<Arc<OperatorTask>>,
+}
+
+/// What a task does, for observers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SeenTask {
+    /// What its latest poll that has ended waited for, besides its ports.
+    pub(crate) waited: Waited,
+    pub(crate) in_poll: bool,
+    /// The number of polls that have ended.
+    pub(crate) polls: u32,
+    /// It was woken, and waits to be polled.
+    pub(crate) is_woken: bool,
 }
 
 /// The operator's own view of its current poll. Written only by its own task.
@@ -191,9 +205,15 @@ impl OperatorTask {
         let _ = self.workers.set(workers.iter().map(Arc::downgrade).collect());
     }
 
-    /// The tasks of the operator's workers, if its runs are concurrent.
-    pub(crate) fn workers(&self) -> impl Iterator<Item = Arc<Self>> {
-        self.workers.get().into_iter().flatten().filter_map(Weak::upgrade)
+    /// What the operator's workers do, if its runs are concurrent. A worker's task may be dropped here: not with a lock held,
+    /// unless the drop is [deferred](crate::sync::Deferred).
+    pub(crate) fn workers(&self) -> SmallVec<[SeenTask; 4]> {
+        let seen = self.workers.get().into_iter().flatten().filter_map(Weak::upgrade).map(|worker| {
+            let seen = worker.seen();
+            discard(worker);
+            seen
+        });
+        seen.collect()
     }
 
     /// Has its polls traced, and those of workers that it has from now on.
@@ -310,9 +330,8 @@ impl OperatorTask {
         self.parking.is_parked()
     }
 
-    /// What the operator's latest poll that has ended waited for besides its ports, whether it is being polled, and the
-    /// number of polls that have ended.
-    pub(crate) fn waited(&self) -> (Waited, bool, u32) {
+    /// What the task does.
+    pub(crate) fn seen(&self) -> SeenTask {
         const DEVICE: u32 = Waited::Device as u32;
         const MEMORY: u32 = Waited::Memory as u32;
         let word = self.poll.doing.load(Ordering::Relaxed);
@@ -321,7 +340,7 @@ impl OperatorTask {
             MEMORY => Waited::Memory,
             _ => Waited::Other,
         };
-        (waited, word & doing::IN_POLL != 0, word / doing::POLL)
+        SeenTask { waited, in_poll: word & doing::IN_POLL != 0, polls: word / doing::POLL, is_woken: self.is_woken() }
     }
 
     /// True if it was woken, and waits to be polled.

@@ -294,20 +294,33 @@ async fn callers_that_send_nothing() {
     drop(feed);
 }
 
-/// The workers of a concurrent operator compute in other tasks.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_concurrent_operator() {
-    let slow = map(move |n: u32| async move {
-        tokio::time::sleep(ms(10)).await;
-        Ok(n)
-    });
+/// The runs of a concurrent operator are in other tasks.
+fn concurrent<O: Operator<Ports = MapPorts<u32, u32>> + Clone>(work: O) -> Flow {
     let mut flow = Flow::new("concurrent");
     let read = flow.add("read", numbers());
-    let work = flow.add("work", wakeline::operator::concurrent(2, slow));
+    let work = flow.add("work", wakeline::operator::concurrent(2, work));
     let write = flow.add("write", sink(async |_: u32| Ok(())));
     flow.connect(read.output, work.input);
     flow.connect(work.output, write.input);
-    is(&bottleneck(flow).await, "work", Reason::Host);
+    flow
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn a_concurrent_operator_that_computes() {
+    let slow = map(|n: u32| {
+        compute(ms(5));
+        std::future::ready(Ok(n))
+    });
+    is(&bottleneck(concurrent(slow)).await, "work", Reason::Host);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_concurrent_operator_that_waits() {
+    let slow = map(|n: u32| async move {
+        tokio::time::sleep(ms(10)).await;
+        Ok(n)
+    });
+    is(&bottleneck(concurrent(slow)).await, "work", Reason::Future);
 }
 
 /// A sink that takes eight messages at a time waits for its writer, not for a condition.

@@ -19,12 +19,7 @@ mod routes;
 mod server;
 mod tracks;
 
-use std::{
-    fmt,
-    io::{self, Write},
-    net::SocketAddr,
-    sync::Arc,
-};
+use std::{fmt, net::SocketAddr, sync::Arc};
 
 use tokio::{
     net::{ToSocketAddrs, lookup_host},
@@ -33,7 +28,7 @@ use tokio::{
 };
 
 use self::{access::PageAccess, server::Listening};
-use super::{Observe, observer::ObservedFlows};
+use super::{Observe, environment::tell, observer::ObservedFlows};
 use crate::{
     error::{Error, ErrorKind, Result},
     sync::{contained, log, logged},
@@ -107,7 +102,7 @@ impl Observe {
     /// # Safety from others
     ///
     /// The URL contains a random key in its fragment, which browsers do not send: the page exchanges it for a cookie. The
-    /// key gives access, so treat the URL as a secret. Requests without it, from another site, or for
+    /// key gives access, so treat the URL as a secret. Requests for data without it, from another site, or for
     /// another [host](PageOptions::host) are refused with 403. There is no encryption: on an address other than loopback the
     /// key can be read from the network, and a `tracing` warning says so. From another machine use a tunnel, such as
     /// `ssh -L 7070:localhost:7070`. Browsers send a cookie to every port of its host: while the page is open, do not open
@@ -219,10 +214,12 @@ struct OpenPage {
 
 /// Serves a page until the process ends. It prints its URL.
 pub(super) fn open_for_process(flows: Arc<ObservedFlows>, address: SocketAddr) {
-    let failed = |error: Error| logged(|| tracing::warn!("no page is served: {error:#}"));
+    let failed = |error: Error| {
+        tell(format_args!("no page is served: {error:#}"));
+        logged(|| tracing::warn!("no page is served: {error:#}"));
+    };
     let opened = Page::open(flows, vec![address], &PageOptions::new(), move |result| match result {
-        // A program without a standard error has no reader either.
-        Ok(Listening { url, .. }) => _ = writeln!(io::stderr().lock(), "wakeline: see the flows run at {url}"),
+        Ok(Listening { url, .. }) => tell(format_args!("see the flows run at {url}")),
         Err(error) => failed(error),
     });
     match opened {
