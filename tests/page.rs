@@ -479,7 +479,8 @@ async fn many_operators_are_shown_as_groups() {
         ["load-# ×500 -> sort-# ×500", "sort-# ×500 -> load-# ×500", "sort-# ×500 -> end", "numbers -> load-# ×500"]
     );
     let shares = &flow["snapshot"]["operators"][1]["shares"];
-    assert!(shares.is_null() || shares["message"].as_f64().unwrap() <= 1.0, "{shares}");
+    // Where the first sample is early, none of them waits yet.
+    assert!(shares["message"].as_f64().unwrap_or_default() <= 1.0, "{shares}");
     drop(ingress);
     running.await.unwrap();
 }

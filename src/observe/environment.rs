@@ -110,22 +110,22 @@ fn save_end(snapshot: &Snapshot, records: Option<&Arc<Records>>) {
     let seconds = Duration::from_nanos(timeline.to.saturating_sub(timeline.from)).as_secs_f64();
     let trace = Trace::new(vec![timeline]);
     match trace.save(&file) {
-        Ok(()) => tell(format_args!("the last {seconds:.1} s of flow `{flow}` are in {file_name}")),
+        Ok(()) => print_line(format_args!("the last {seconds:.1} s of flow `{flow}` are in {file_name}")),
         Err(error) => {
-            tell(format_args!("{TRACE}: the trace of flow `{flow}` is not saved: {error:#}"));
+            print_line(format_args!("{TRACE}: the trace of flow `{flow}` is not saved: {error:#}"));
             logged(|| tracing::error!(flow = &**flow, error = %format_args!("{error:#}"), "{TRACE} is not saved"));
         }
     }
 }
 
 /// Prints a line, since a program may have no subscriber for its log. A program without a standard error has no reader either.
-pub(super) fn tell(line: impl Display) {
+pub(super) fn print_line(line: impl Display) {
     let _ = writeln!(std::io::stderr().lock(), "wakeline: {line}");
 }
 
-/// Says that a variable has a wrong value.
+/// Reports a wrong value of a variable.
 fn refuse(why: String) {
-    tell(&why);
+    print_line(&why);
     log(move || tracing::warn!("{why}"));
 }
 

@@ -28,7 +28,7 @@ use tokio::{
 };
 
 use self::{access::PageAccess, server::Listening};
-use super::{Observe, environment::tell, observer::ObservedFlows};
+use super::{Observe, environment::print_line, observer::ObservedFlows};
 use crate::{
     error::{Error, ErrorKind, Result},
     sync::{contained, log, logged},
@@ -215,11 +215,11 @@ struct OpenPage {
 /// Serves a page until the process ends. It prints its URL.
 pub(super) fn open_for_process(flows: Arc<ObservedFlows>, address: SocketAddr) {
     let failed = |error: Error| {
-        tell(format_args!("no page is served: {error:#}"));
+        print_line(format_args!("no page is served: {error:#}"));
         logged(|| tracing::warn!("no page is served: {error:#}"));
     };
     let opened = Page::open(flows, vec![address], &PageOptions::new(), move |result| match result {
-        Ok(Listening { url, .. }) => tell(format_args!("see the flows run at {url}")),
+        Ok(Listening { url, .. }) => print_line(format_args!("see the flows run at {url}")),
         Err(error) => failed(error),
     });
     match opened {
