@@ -24,7 +24,7 @@ use super::{
     long_waits::Look,
     paths::{PathCounts, PathSnapshot, Paths},
     recording::Recording,
-    sample::Sample,
+    sample::FlowSample,
     sampler,
     snapshot::{self, Snapshot, path_name},
     timeline::Timeline,
@@ -96,7 +96,7 @@ struct Recent {
     operators: Vec<Now>,
     watchdogs: Watchdogs,
     /// The latest sample. Its memory is used again.
-    sample: Sample,
+    sample: FlowSample,
 }
 
 /// What an operator does now.
@@ -182,7 +182,8 @@ impl Records {
         let is_first = control.records.get().is_none();
         let work = control.watched().and_then(|watched| watched.work.as_ref()).filter(|_| is_first);
         let watchdogs = Watchdogs::new(sampling.limits);
-        let recent = Recent { buckets: VecDeque::new(), operators: Vec::new(), watchdogs, sample: Sample::default() };
+        let recent =
+            Recent { buckets: VecDeque::new(), operators: Vec::new(), watchdogs, sample: FlowSample::default() };
         let records = Arc::new(Self {
             #[cfg(feature = "page")]
             number: BEGUN.fetch_add(1, Ordering::Relaxed),

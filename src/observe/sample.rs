@@ -1,4 +1,4 @@
-//! [`Sample`]: what the operators and hubs of a flow do at one moment.
+//! [`FlowSample`]: what the operators and hubs of a flow do at one moment.
 //!
 //! Each operator is visited once, and its hubs with it: where a flow has thousands, nearly all of the time goes to fetching
 //! their state from memory.
@@ -10,7 +10,7 @@ use crate::operator::control::{ConnectedHub, Control, Hubs};
 
 /// See the [module](self).
 #[derive(Debug, Default)]
-pub(super) struct Sample {
+pub(super) struct FlowSample {
     pub(super) operators: Vec<SeenOperator>,
     pub(super) hubs: Vec<SeenHub>,
 }
@@ -34,7 +34,7 @@ pub(super) struct SeenHub {
     pub(super) reader: Option<Activity>,
 }
 
-impl Sample {
+impl FlowSample {
     /// Takes a new sample in place of the last one. Drops are deferred.
     pub(super) fn take(&mut self, control: &Control, hubs: &Hubs) {
         let Self { operators: seen, hubs: seen_hubs } = self;
