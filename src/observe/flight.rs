@@ -307,6 +307,10 @@ impl FlowSink {
 }
 
 impl TraceSink for FlowSink {
+    fn takes_late(&self) -> bool {
+        true
+    }
+
     fn record(&self, at: u64, event: PackedEvent) {
         if event.is_stall() {
             self.stalled.store(true, Ordering::Relaxed);

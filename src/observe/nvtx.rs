@@ -101,6 +101,10 @@ impl NvtxSink {
 }
 
 impl TraceSink for NvtxSink {
+    fn takes_late(&self) -> bool {
+        false
+    }
+
     fn record(&self, _at: u64, event: PackedEvent) {
         let Some(event) = event.unpack(&[]) else { return };
         match event {

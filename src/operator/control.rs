@@ -313,7 +313,7 @@ impl Control {
     pub(crate) fn watch(&self, mut watched: Watched) {
         watched.seal(self.names.len());
         if let Some(traced) = watched.traced() {
-            self.tasks.iter().for_each(|task| task.trace(traced.operator(task.operator())));
+            self.tasks.iter().for_each(|task| task.trace(traced.polls(task.operator())));
         }
         let _ = self.watched.set(watched);
     }

@@ -31,7 +31,7 @@ use crate::{
     condition::Status,
     error::{Error, ErrorKind, Result},
     sync::{KeptWaker, Mutex, Waited, WakerCell, discard, take_wait},
-    tracepoint::TracedOperator,
+    tracepoint::TracedPolls,
 };
 
 /// The fields that every wake and poll needs come first, those that a waking thread reads before those that the
@@ -58,7 +58,7 @@ pub(crate) struct OperatorTask {
     /// If its runs are concurrent: the tasks of its workers, for observers.
     workers: OnceLock<Vec<Weak<OperatorTask>>>,
     /// Set if its polls are traced.
-    traced: OnceLock<TracedOperator>,
+    traced: OnceLock<TracedPolls>,
 }
 
 /// The other wakers that are woken with an operator.
@@ -217,7 +217,7 @@ impl OperatorTask {
     }
 
     /// Has its polls traced, and those of workers that it has from now on.
-    pub(crate) fn trace(&self, traced: TracedOperator) {
+    pub(crate) fn trace(&self, traced: TracedPolls) {
         let _ = self.traced.set(traced);
         self.set(state::TRACED, true);
     }
@@ -590,7 +590,7 @@ impl OperatorTask {
         self.poll.doing.store(polls | take_wait() as u32, Ordering::Relaxed);
         let says = !self.poll.waits.is_noted() || self.end_wait(polled.is_pending(), probe);
         if self.has(state::HELD | state::TRACED) {
-            self.polled(says && polled.is_pending(), probe);
+            self.polled(polled.is_pending(), says, probe);
         }
         polled
     }
@@ -603,21 +603,21 @@ impl OperatorTask {
             return false;
         }
         if let Some(traced) = self.traced.get() {
-            traced.poll_begins();
+            traced.begin(self.seen().waited == Waited::Device);
         }
         true
     }
 
-    /// Called after a poll of an operator that is held or traced. `says`: it has returned `Pending`, and not after a wait
-    /// in the middle of a run.
+    /// Called after a poll of an operator that is held or traced. `says`: it has not returned after a wait in the middle of
+    /// a run.
     #[cold]
     #[inline(never)]
-    fn polled(&self, says: bool, probe: &mut ProbeGuard) {
+    fn polled(&self, is_pending: bool, says: bool, probe: &mut ProbeGuard) {
         if let Some(traced) = self.traced.get() {
-            traced.poll_ends();
+            traced.end(is_pending && self.seen().waited == Waited::Device);
         }
         // Last: it notifies the task that steps through the flow.
-        if says && self.is_held() {
+        if is_pending && says && self.is_held() {
             self.polled_while_held(probe);
         }
     }
@@ -638,7 +638,7 @@ struct EndPollOnDrop<'a>(&'a OperatorTask);
 
 impl Drop for EndPollOnDrop<'_> {
     fn drop(&mut self) {
-        self.0.traced.get().into_iter().for_each(TracedOperator::poll_ends);
+        self.0.traced.get().into_iter().for_each(|traced| traced.end(false));
     }
 }
 

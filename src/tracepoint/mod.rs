@@ -4,7 +4,7 @@
 //! prepare, and a flag of each hub. All else is behind calls that are not inlined.
 //!
 //! ```text
-//!   poll of a task    OperatorTask::poll       TracedOperator ─┐
+//!   poll of a task    OperatorTask::poll       TracedPolls ────┐
 //!   run               Cx::begin_run, end_run   TracedRuns ─────┤
 //!   message           HubCore::push, take      TracedHub ──────┼──> Tracepoints ──> each TraceSink
 //!   stall, failure    supervisor, Control      ────────────────┘
@@ -31,12 +31,19 @@ use crate::device::ticks::Ticks;
 pub(crate) trait TraceSink: Send + Sync + fmt::Debug {
     /// `at`: the time by the flow's [`TraceClock`]. The bits [`PackedEvent::FREE`] of the event are zero.
     fn record(&self, at: u64, event: PackedEvent);
+
+    /// Whether it may be called with an event of the past.
+    fn takes_late(&self) -> bool;
 }
 
 impl<S: TraceSink> TraceSink for Arc<S> {
     #[inline]
     fn record(&self, at: u64, event: PackedEvent) {
         (**self).record(at, event);
+    }
+
+    fn takes_late(&self) -> bool {
+        (**self).takes_late()
     }
 }
 
@@ -49,6 +56,8 @@ struct TracepointsState {
     clock: TraceClock,
     /// One sink, and the processor's counter as the clock: all but the call of the sink is inlined in the tracepoint.
     is_short: bool,
+    /// Each sink takes an event of the past.
+    takes_late: bool,
     first: Box<dyn TraceSink>,
     others: Box<[Box<dyn TraceSink>]>,
     /// By operator, if its runs may overlap: the number of its runs.
@@ -62,7 +71,8 @@ impl Tracepoints {
         let mut sinks = sinks.into_iter();
         let (first, others) = (sinks.next()?, sinks.collect::<Box<[_]>>());
         let is_short = others.is_empty() && !clock.is_paused();
-        Some(Self(Arc::new(TracepointsState { clock, is_short, first, others, runs })))
+        let takes_late = !clock.is_paused() && others.iter().chain([&first]).all(|sink| sink.takes_late());
+        Some(Self(Arc::new(TracepointsState { clock, is_short, takes_late, first, others, runs })))
     }
 
     /// For code that is not inlined where nothing is traced.
@@ -96,13 +106,18 @@ impl Tracepoints {
         self.0.others.iter().for_each(|sink| sink.record(at, event));
     }
 
-    pub(crate) fn operator(&self, operator: usize) -> TracedOperator {
-        TracedOperator { points: self.clone(), operator: number(operator) }
+    pub(crate) fn polls(&self, operator: usize) -> TracedPolls {
+        TracedPolls { points: self.clone(), operator: number(operator), open: AtomicU64::new(0) }
     }
 
     pub(crate) fn runs(&self, operator: usize, may_overlap: bool) -> TracedRuns {
         let numbers = if may_overlap { numbers::SHARED } else { numbers::OWN };
-        TracedRuns { operator: self.operator(operator), numbers: AtomicU8::new(numbers), begun: AtomicU64::new(0) }
+        TracedRuns {
+            points: self.clone(),
+            operator: number(operator),
+            numbers: AtomicU8::new(numbers),
+            begun: AtomicU64::new(0),
+        }
     }
 
     /// A hub between two operators.
@@ -116,29 +131,66 @@ fn number(index: usize) -> u32 {
     u32::try_from(index).unwrap_or(OUTSIDE)
 }
 
-/// The tracepoints of an operator's task.
-#[derive(Clone, Debug)]
-pub(crate) struct TracedOperator {
+/// The tracepoints of the polls of an operator's task.
+///
+/// A task that waits for a device may ask it in one poll after the other, a million times a second. The begin of such a poll is
+/// recorded when it ends, and only if it was more than that question: otherwise those polls would fill a recorder within
+/// milliseconds.
+#[derive(Debug)]
+pub(crate) struct TracedPolls {
     points: Tracepoints,
     operator: u32,
+    /// When the poll began that is not recorded yet. Zero: there is none.
+    open: AtomicU64,
 }
 
-impl TracedOperator {
+impl TracedPolls {
+    /// `asks`: the last poll waited for a device, so this one may only ask whether the work is done.
     #[inline(never)]
-    pub(crate) fn poll_begins(&self) {
+    pub(crate) fn begin(&self, asks: bool) {
+        if asks && self.points.0.takes_late {
+            return self.open.store(self.points.now().max(1), Ordering::Relaxed);
+        }
         self.points.record(TraceEvent::PollBegan { operator: self.operator });
     }
 
+    /// `asks`: this poll waits for a device, too.
     #[inline(never)]
-    pub(crate) fn poll_ends(&self) {
+    pub(crate) fn end(&self, asks: bool) {
+        if self.open.load(Ordering::Relaxed) != 0 {
+            return self.end_open(asks);
+        }
         self.points.record(TraceEvent::PollEnded { operator: self.operator });
     }
+
+    #[cold]
+    #[inline(never)]
+    fn end_open(&self, asks: bool) {
+        let (operator, now) = (self.operator, self.points.now());
+        let began = self.open.swap(0, Ordering::Relaxed);
+        if asks && now.saturating_sub(began) < QUESTION {
+            return;
+        }
+        self.points.record_at(began, TraceEvent::PollBegan { operator }.pack());
+        self.points.record_at(now, TraceEvent::PollEnded { operator }.pack());
+    }
 }
+
+/// For another task of the operator.
+impl Clone for TracedPolls {
+    fn clone(&self) -> Self {
+        Self { points: self.points.clone(), operator: self.operator, open: AtomicU64::new(0) }
+    }
+}
+
+/// A poll that takes so many ticks does more than ask a device: some 15 us.
+const QUESTION: u64 = 40_000;
 
 /// The tracepoints of one task's runs of an operator.
 #[derive(Debug)]
 pub(crate) struct TracedRuns {
-    operator: TracedOperator,
+    points: Tracepoints,
+    operator: u32,
     /// One of [`numbers`].
     numbers: AtomicU8,
     /// One more than the number of the run that began last.
@@ -172,7 +224,7 @@ impl TracedRuns {
 
     #[inline(never)]
     fn begin_shared(&self) {
-        let TracedOperator { points, operator } = &self.operator;
+        let Self { points, operator, .. } = self;
         if self.numbers.load(Ordering::Relaxed) == numbers::SHARED {
             let runs = points.0.runs.get(*operator as usize);
             let own = || self.begun.load(Ordering::Relaxed);
@@ -182,7 +234,7 @@ impl TracedRuns {
 
     #[inline]
     fn begin_numbered(&self, run: u64) {
-        let TracedOperator { points, operator } = &self.operator;
+        let Self { points, operator, .. } = self;
         self.begun.store(run + 1, Ordering::Relaxed);
         points.record(TraceEvent::RunBegan { operator: *operator, run });
     }
@@ -197,7 +249,7 @@ impl TracedRuns {
         if self.numbers.load(Ordering::Relaxed) == numbers::NONE {
             return;
         }
-        let TracedOperator { points, operator } = &self.operator;
+        let Self { points, operator, .. } = self;
         points.record(TraceEvent::RunEnded { operator: *operator, run: self.current() });
     }
 }
