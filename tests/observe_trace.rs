@@ -12,10 +12,8 @@ use std::{
 use tokio::sync::Notify;
 use wakeline::{
     Device, Flow,
-    device::Emulated,
     flow::OnStall,
     observe::{Observe, Trace},
-    operator::{SourcePorts, map_with},
     prelude::*,
 };
 
@@ -384,57 +382,6 @@ fn any_program_is_recorded_from_outside() {
         run(&wrong);
     }
     assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 2);
-}
-
-#[kernel]
-fn takes_a_while(numbers: &mut [u32]) {
-    numbers.iter_mut().for_each(|number| *number += 1);
-}
-
-struct Feed(u32);
-
-impl Operator for Feed {
-    type Ports = SourcePorts<Envelope<u32>>;
-
-    async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
-        let Some(left) = self.0.checked_sub(1) else {
-            cx.finish();
-            return Ok(());
-        };
-        self.0 = left;
-        let mut data = ports.output.blank().await?;
-        data.space().await?[..4].fill(7);
-        data.set_len(4)?;
-        Ok(ports.output.send(data).await?)
-    }
-}
-
-/// A task that waits for a device asks it in one poll after the other, and those are not in a trace: they would leave no
-/// room for the rest.
-#[tokio::test]
-async fn polls_that_only_ask_a_device_are_not_recorded() {
-    const MESSAGES: u32 = 20;
-    let device = Device::emulated(Emulated::new().kernel_time("takes_a_while", Duration::from_millis(2)));
-    let mut flow = Flow::new("polling");
-    let read = flow.add("read", Feed(MESSAGES));
-    let work = map_with(async |mut data: Envelope<u32>, cx: &mut Cx| {
-        takes_a_while::launch(cx.stream()?, &mut data)?;
-        cx.stream()?.completed().await?;
-        Ok(data)
-    });
-    let work = flow.add("work", work).on(&device);
-    let end = flow.add("end", sink(async |_: Envelope<u32>| Ok(())));
-    let hub = HubOptions::bounded(2).envelope_bytes(16);
-    flow.connect_with(read.output, work.input, hub);
-    flow.connect_with(work.output, end.input, hub);
-    let watch = Observe::new().record(65_536);
-    flow.observe(&watch);
-    flow.run().await.unwrap();
-    let trace = watch.trace(Duration::MAX).unwrap();
-    assert_eq!(trace.lost(), 0);
-    // A run of an operator has some six; those of a preempted poll are recorded.
-    let most = MESSAGES as usize * 3 * 20;
-    assert!((MESSAGES as usize * 10..most).contains(&trace.len()), "{}", trace.len());
 }
 
 fn _is_send_and_sync(trace: &Trace) -> &(dyn Send + Sync) {

@@ -183,8 +183,9 @@ impl Clone for TracedPolls {
     }
 }
 
-/// A poll that takes so many ticks does more than ask a device: some 15 us.
-const QUESTION: u64 = 40_000;
+/// A poll that takes so many ticks, some 60 to 100 us, does more than ask a device: it asks for 40 us at most
+/// (`stream/wait_strategy.rs`).
+const QUESTION: u64 = 200_000;
 
 /// The tracepoints of one task's runs of an operator.
 #[derive(Debug)]
@@ -290,5 +291,76 @@ impl Clone for TracedHub {
     fn clone(&self) -> Self {
         let Self { points, hub, from, to, .. } = self;
         Self { points: points.clone(), hub: *hub, from: *from, to: *to, sent: AtomicU64::new(0) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::{Mutex, lock};
+
+    #[derive(Debug, Default)]
+    struct Events(Mutex<Vec<(u64, TraceEvent)>>, bool);
+
+    impl TraceSink for Events {
+        fn record(&self, at: u64, event: PackedEvent) {
+            lock(&self.0).extend(event.unpack(&[]).map(|event| (at, event)));
+        }
+
+        fn takes_late(&self) -> bool {
+            self.1
+        }
+    }
+
+    fn points(sinks: &[&Arc<Events>]) -> Tracepoints {
+        let sinks = sinks.iter().map(|sink| Box::new(Arc::clone(sink)) as Box<dyn TraceSink>).collect();
+        Tracepoints::new(TraceClock::here(), sinks, 1).unwrap()
+    }
+
+    const BEGAN: TraceEvent = TraceEvent::PollBegan { operator: 0 };
+    const ENDED: TraceEvent = TraceEvent::PollEnded { operator: 0 };
+
+    fn taken(events: &Events) -> Vec<TraceEvent> {
+        std::mem::take(&mut *lock(&events.0)).into_iter().map(|(_, event)| event).collect()
+    }
+
+    /// They would leave no room in a recorder for the rest.
+    #[test]
+    fn polls_that_only_ask_a_device_are_not_recorded() {
+        let events = Arc::new(Events(Mutex::default(), true));
+        let points = points(&[&events]);
+        let polls = points.polls(0);
+        let ask = || {
+            polls.begin(true);
+            polls.end(true);
+            taken(&events).is_empty()
+        };
+        // A poll in which the thread was preempted is recorded.
+        assert!((0..1000).any(|_| ask()));
+        polls.begin(false);
+        polls.end(true);
+        assert_eq!(taken(&events), [BEGAN, ENDED], "it has found the device busy");
+        polls.begin(true);
+        let between = points.now();
+        polls.end(false);
+        let [(began, BEGAN), (ended, ENDED)] = lock(&events.0)[..] else { panic!("{events:?}") };
+        assert!(began <= between && between <= ended, "the device was done: the poll began before");
+        taken(&events);
+        polls.begin(true);
+        let began = points.now();
+        while points.now() < began + 2 * QUESTION {}
+        polls.end(true);
+        assert_eq!(taken(&events), [BEGAN, ENDED], "it took longer than a question");
+    }
+
+    #[test]
+    fn a_sink_that_takes_nothing_late_has_all_polls() {
+        let (late, now) = [true, false].map(|late| Arc::new(Events(Mutex::default(), late))).into();
+        for sinks in [&[&now][..], &[&late, &now]] {
+            let polls = points(sinks).polls(0);
+            polls.begin(true);
+            polls.end(true);
+            sinks.iter().for_each(|sink| assert_eq!(taken(sink), [BEGAN, ENDED]));
+        }
     }
 }
