@@ -12,9 +12,9 @@ use super::records::Records;
 use crate::sync::{Condvar, Level, Mutex, contained, lock, logged};
 
 /// The thread sleeps at least this number of times as long as it has worked: it takes at most 1 % of a core, with its wakes.
-const REST: u32 = 124;
-/// The longest that the first round counts as having taken.
-const FIRST: Duration = Duration::from_millis(10);
+const REST: u32 = 174;
+/// The longest that a round may count as having taken.
+const LONGEST: Duration = Duration::from_millis(100);
 
 /// Samples a run from now on, until it has ended.
 pub(super) fn add(records: &Arc<Records>) {
@@ -63,7 +63,7 @@ impl Sampler {
     }
 
     fn run() {
-        let mut cost = None;
+        let mut cost = Duration::ZERO;
         loop {
             let now = Instant::now();
             let Some(due) = Self::due(now) else { return };
@@ -79,12 +79,11 @@ impl Sampler {
                     drop(records);
                 });
             }
-            // The mean of the last rounds, each of which counts for at most twice the mean before it: that the thread was
-            // preempted or stopped says little about its cost.
-            let took = now.elapsed();
-            let mean = cost.map_or(took.min(FIRST), |mean: Duration| (mean * 15 + took.min(mean * 2)) / 16);
-            cost = Some(mean);
-            let rested = Instant::now() + mean * REST;
+            // A round in which the thread was preempted or stopped says little about its cost: where all processors are busy,
+            // nearly all rounds are.
+            let took = now.elapsed().min(LONGEST);
+            cost = if took < cost { took } else { cost + (took - cost) / 16 };
+            let rested = Instant::now() + cost * REST;
             let mut sampler = lock(&SAMPLER);
             loop {
                 let next = sampler.records.iter().map(|(_, next)| *next).min().unwrap_or(now).max(rested);
