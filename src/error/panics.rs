@@ -38,8 +38,8 @@ pub(crate) async fn catch_panic<F: Future>(future: F) -> std::thread::Result<F::
 }
 
 /// Converts a panic of the future to an error with its message, including a panic of the future's destructor, which
-/// runs as soon as the future has resolved; after an error other than a cancellation, the latter is logged. Uses a `dyn` internally, so that little code is generated for each future
-/// type.
+/// runs as soon as the future has resolved. After an error other than a cancellation, a panic of the destructor is logged.
+/// Uses a `dyn` internally, so that little code is generated for each future type.
 pub(crate) fn caught<F: Future<Output = Result<()>>>(future: F) -> CatchPanic<F> {
     CatchPanic { future: Some(future) }
 }

@@ -189,7 +189,8 @@ pub(super) fn polls_device(control: &Control, operator: usize) -> Option<u32> {
     (in_poll && waited == Waited::Device).then_some(polls)
 }
 
-/// What an operator does whose workers are all in a run: what the first of these says that is true of one of them.
+/// What a concurrent operator does whose workers are all in a run. One worker that computes is enough for `Runs`, and so on in
+/// the order of the branches.
 fn of_workers(workers: &[SeenTask]) -> Activity {
     let any = |is: fn(&SeenTask) -> bool| workers.iter().any(is);
     if workers.is_empty() || any(|worker| worker.in_poll && worker.waited != Waited::Device) {
