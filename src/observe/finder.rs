@@ -35,7 +35,7 @@ use super::{
 use crate::operator::control::{Control, FlowParts, Hubs};
 
 /// With fewer samples nothing is said.
-const FEWEST: u32 = 20;
+const FEWEST: u32 = 10;
 /// An operator that is busy for at least this share of the time limits the flow by itself.
 const ALL: f64 = 0.85;
 /// One that is busy for at least this share limits the flow if no hub is too small. So does one that waits for a device or

@@ -206,9 +206,8 @@ impl Records {
         records
     }
 
-    /// Between two samples.
-    pub(super) fn interval(&self) -> Duration {
-        self.sampling.every
+    pub(super) fn sampling(&self) -> Sampling {
+        self.sampling
     }
 
     /// Those of the first observer of the flow.

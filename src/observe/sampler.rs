@@ -8,17 +8,25 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::records::Records;
+use super::records::{Records, Sampling};
 use crate::sync::{Condvar, Level, Mutex, contained, lock, logged};
 
-/// The thread sleeps at least this number of times as long as it has worked: it takes at most 1 % of a core, with its wakes.
-const REST: u32 = 174;
+/// The thread sleeps this number of times as long as it has worked: it takes at most 1 % of a core, with its wakes.
+const REST: f64 = 174.0;
+/// Where less time is kept it sleeps as much less, down to a fourth: shares of few samples say little.
+const KEPT: Duration = Duration::from_secs(10);
 /// The longest that a round may count as having taken.
 const LONGEST: Duration = Duration::from_millis(100);
 
 /// Samples a run from now on, until it has ended.
 pub(super) fn add(records: &Arc<Records>) {
     Sampler::add(records);
+}
+
+struct Due {
+    records: Vec<Arc<Records>>,
+    /// The shortest time that any flow keeps.
+    kept: Duration,
 }
 
 /// The flows that are sampled.
@@ -66,7 +74,7 @@ impl Sampler {
         let mut cost = Duration::ZERO;
         loop {
             let now = Instant::now();
-            let Some(due) = Self::due(now) else { return };
+            let Some(Due { records: due, kept }) = Self::due(now) else { return };
             for records in due {
                 // The last reference to a flow may be dropped here, and with it values of the user's.
                 contained("a value of a flow panicked in the observer's thread", || {
@@ -83,7 +91,7 @@ impl Sampler {
             // nearly all rounds are.
             let took = now.elapsed().min(LONGEST);
             cost = if took < cost { took } else { cost + (took - cost) / 16 };
-            let rested = Instant::now() + cost * REST;
+            let rested = Instant::now() + rest(cost, kept);
             let mut sampler = lock(&SAMPLER);
             loop {
                 let next = sampler.records.iter().map(|(_, next)| *next).min().unwrap_or(now).max(rested);
@@ -96,10 +104,10 @@ impl Sampler {
         }
     }
 
-    /// The records to sample now. `None` if there are none at all, and the thread ends.
-    fn due(now: Instant) -> Option<Vec<Arc<Records>>> {
+    /// What to sample now. `None` if there are no records at all, and the thread ends.
+    fn due(now: Instant) -> Option<Due> {
         let mut sampler = lock(&SAMPLER);
-        let (mut due, mut gone) = (Vec::new(), Vec::new());
+        let (mut due, mut gone) = (Due { records: Vec::new(), kept: Duration::MAX }, Vec::new());
         let Self { records, random, .. } = &mut *sampler;
         records.retain_mut(|(records, next)| {
             let Some(records) = records.upgrade() else { return false };
@@ -107,9 +115,11 @@ impl Sampler {
                 gone.push(records);
                 return false;
             }
+            let Sampling { every, keep, .. } = records.sampling();
+            due.kept = due.kept.min(keep);
             if *next <= now {
-                *next = now + irregular(records.interval(), random);
-                due.push(records);
+                *next = now + irregular(every, random);
+                due.records.push(records);
             } else {
                 gone.push(records);
             }
@@ -121,6 +131,11 @@ impl Sampler {
         drop(gone);
         more.then_some(due)
     }
+}
+
+/// How long the thread sleeps after a round. `kept`: the shortest time that is kept of a flow.
+fn rest(cost: Duration, kept: Duration) -> Duration {
+    cost.mul_f64(REST * kept.div_duration_f64(KEPT).clamp(0.25, 1.0))
 }
 
 /// Between half and one and a half of an interval: a flow with the same period is not always sampled at the same point.
