@@ -147,21 +147,22 @@ fn measure(name: &str, device: &Device, bare: Option<(&Gpu, Kernel)>, streams: S
     beside("lag", "ms", |window| window.lag);
 }
 
-/// What observing costs a stage: paths alone, and with device times, beside the same chain unobserved. `more` is the
-/// difference in host time, and `more.cpu` in processor time of all threads, among them the observer's.
+/// What observing costs a stage: following paths, and timing device work besides, beside the same chain unobserved. All
+/// three take turns. `more` is the difference in host time that each makes by itself, and `more.cpu` in processor time of
+/// all threads, among them the observer's.
 fn measure_observed(device: &Device) {
-    let plain = Ours::new(device, Streams::Own, 1);
-    for (name, observe) in [("paths", Observe::new().device_times(false)), ("device_times", Observe::new())] {
-        let observed = Ours::new(device, Streams::Own, 1).observed(observe);
-        let rounds: Vec<_> = (0..4 * ROUNDS).map(|_| [plain.measure(), observed.measure()]).collect();
-        let of = |part: fn(&Window) -> f64, name: &str| {
-            let [plain, own] = [0, 1].map(|which| median(rounds.iter().map(|round| part(&round[which])).collect()));
-            let more = median(rounds.iter().map(|[plain, own]| part(own) - part(plain)).collect());
-            figure(name, own, "us", plain);
-            figure(&name.replace("observed", "observed.more"), more, "us", 0.3);
-        };
-        of(|window| window.stage, &format!("stage.observed.{name}"));
-        of(|window| window.cpu, &format!("stage.observed.{name}.cpu"));
+    let ours = || Ours::new(device, Streams::Own, 1);
+    let paths = Observe::new().device_times(false);
+    let all = [ours(), ours().observed(paths), ours().observed(Observe::new())];
+    let rounds: Vec<_> = (0..6 * ROUNDS).map(|_| all.each_ref().map(Ours::measure)).collect();
+    let parts: [(&str, fn(&Window) -> f64); 2] = [("", |window| window.stage), (".cpu", |window| window.cpu)];
+    for (what, part) in parts {
+        for (at, name) in [(1, "paths"), (2, "device_times")] {
+            let [plain, own] = [0, at].map(|which| median(rounds.iter().map(|round| part(&round[which])).collect()));
+            let more = median(rounds.iter().map(|round| part(&round[at]) - part(&round[at - 1])).collect());
+            figure(&format!("stage.observed.{name}{what}"), own, "us", plain);
+            figure(&format!("stage.observed.more.{name}{what}"), more, "us", 0.3);
+        }
     }
 }
 

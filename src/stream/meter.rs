@@ -40,8 +40,15 @@ enum Phase {
     Missed,
     /// The next operation begins a span.
     Armed,
-    /// In a span, and when the calls that enqueued its event and its first operation began and ended.
-    In(PooledEvent, Instant, Option<Instant>),
+    In(BegunSpan),
+}
+
+struct BegunSpan {
+    from: PooledEvent,
+    was_idle: bool,
+    began: Instant,
+    recorded: Instant,
+    enqueued: Option<Instant>,
 }
 
 impl Meter {
@@ -79,10 +86,8 @@ impl Meter {
 
     pub(super) fn work(&mut self, stream: RawStream) {
         if let Phase::Armed = self.phase {
-            // Before the event: an idle device passes it at once.
-            let begins = clock::now();
-            match self.record(stream) {
-                Ok(event) => self.phase = Phase::In(event, begins, None),
+            match self.begin_span(stream) {
+                Ok(span) => self.phase = Phase::In(span),
                 Err(_) => self.give_up(),
             }
         }
@@ -90,8 +95,8 @@ impl Meter {
 
     /// Called after an operation was enqueued.
     pub(super) fn enqueued(&mut self) {
-        if let Phase::In(_, _, ended @ None) = &mut self.phase {
-            *ended = Some(clock::now());
+        if let Phase::In(BegunSpan { enqueued: enqueued @ None, .. }) = &mut self.phase {
+            *enqueued = Some(clock::now());
         }
     }
 
@@ -100,15 +105,24 @@ impl Meter {
         self.end_span(stream);
     }
 
+    fn begin_span(&self, stream: RawStream) -> Result<BegunSpan> {
+        let was_idle = self.pool.backend.stream_query(stream)?;
+        // Before the event: an idle device passes it at once.
+        let began = clock::now();
+        let from = self.record(stream)?;
+        Ok(BegunSpan { from, was_idle, began, recorded: clock::now(), enqueued: None })
+    }
+
     fn end_span(&mut self, stream: RawStream) {
         if !matches!(self.phase, Phase::In(..)) {
             return;
         }
-        let Phase::In(from, began, enqueued) = std::mem::replace(&mut self.phase, Phase::Armed) else { return };
+        let Phase::In(span) = std::mem::replace(&mut self.phase, Phase::Armed) else { return };
         let (Ok(to), Some(owner)) = (self.record(stream), self.owner.as_ref()) else { return self.give_up() };
         let (run, times, spans) = (owner.run, owner.times.clone(), owner.spans.clone());
-        let (enqueued, stream) = (enqueued.unwrap_or(began), stream.0);
-        owner.reader.push(PendingSpan { run, times, spans, from, to, began, enqueued, stream });
+        let BegunSpan { from, was_idle, began, recorded, enqueued } = span;
+        let (enqueued, stream) = (enqueued.unwrap_or(recorded), stream.0);
+        owner.reader.push(PendingSpan { run, times, spans, from, to, was_idle, began, recorded, enqueued, stream });
         self.recorded = true;
     }
 

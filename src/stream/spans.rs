@@ -92,8 +92,11 @@ pub(super) struct PendingSpan {
     pub(super) spans: SmallVec<[OpenSpans; 1]>,
     pub(super) from: PooledEvent,
     pub(super) to: PooledEvent,
-    /// When the calls that enqueued its first event and its first operation began and ended.
+    /// The stream had nothing to do when the first event was recorded, and passed it at once.
+    pub(super) was_idle: bool,
+    /// When the call that recorded its first event began and ended, and when that of its first operation ended.
     pub(super) began: Instant,
+    pub(super) recorded: Instant,
     pub(super) enqueued: Instant,
     pub(super) stream: u64,
 }
@@ -299,23 +302,34 @@ impl PendingSpan {
         self.times.miss(self.run);
     }
 
-    /// The time that it took. Counts it.
+    /// How long a device with nothing else to do waited, after the first event, for the first operation to be enqueued. Both
+    /// calls take a device as long to notice, so the host's clock says it.
+    fn idled(&self) -> Duration {
+        match self.pool().backend.event_instant(self.from.raw) {
+            Some(Ok(passed)) => self.enqueued.saturating_duration_since(passed),
+            _ if self.was_idle => self.enqueued.saturating_duration_since(self.recorded),
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// The time that its work took. Counts it.
     fn took(&self) -> Option<Duration> {
-        let took = self.pool().backend.event_elapsed(self.from.raw, self.to.raw).ok()?;
+        let took = self.pool().backend.event_elapsed(self.from.raw, self.to.raw).ok()?.saturating_sub(self.idled());
         self.times.pending.fetch_sub(1, Ordering::Relaxed);
         self.times.add(self.run, took);
         Some(took)
     }
 
-    /// Its time on the host's axis: not before it was enqueued, and not after its completion was seen. An idle device
-    /// passes the first event some microseconds before the operation behind it is enqueued, so the latter counts.
+    /// Its time on the host's axis: not before it was enqueued, and not after its completion was seen.
     fn place(&self, took: Duration, axes: &mut Axes) -> Option<PassedSpan> {
         let (exact, seen) = axes.instant(self.pool(), self.to.raw)?;
         let ended = exact.clamp(self.enqueued, seen.max(self.enqueued));
         let began = exact.checked_sub(took).unwrap_or(self.began);
-        let early = self.began.saturating_duration_since(began);
+        let early = (self.began + self.idled()).saturating_duration_since(began);
         let outside = early.max(exact.saturating_duration_since(seen));
-        let began = began.clamp(self.enqueued, ended);
+        // The device may begin while the call that enqueues the work still runs.
+        let earliest = if self.was_idle { self.recorded } else { self.enqueued };
+        let began = began.clamp(earliest.min(ended), ended);
         for OpenSpans(spans) in &self.spans {
             lock(&spans.times).push((began, ended));
         }
