@@ -8,9 +8,8 @@ use std::{
 
 use crate::sync::{Mutex, lock};
 
-/// The device time spent on the runs of one operator, between two timed events around each run's work. On an H200 that is some
-/// 3 us more than the work itself where the stream is busy before it, and some 9 us where it is idle: its first event passes
-/// while the work is being enqueued (`guide/facts.md`).
+/// The device time spent on the runs of one operator, between two timed events around each run's work: on an H200 some 2 to
+/// 3 us more than the work itself (`guide/facts.md`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

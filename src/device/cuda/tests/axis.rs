@@ -66,7 +66,7 @@ fn spin(stream: &Stream, owners: impl Iterator<Item = (SpanOwner, Duration)>, is
 
 /// Kernels of known lengths, for a minute: on the host's axis, before any clamping, they lie between their enqueue and their
 /// completion. Where the stream is busy before them their lengths are exact, but for the start and the end of a kernel and
-/// the events. On an idle stream the recorded begin is not before the return of the launch, which an interrupt may delay.
+/// the events. On an idle stream they depend on when two calls returned, which an interrupt may delay.
 #[test]
 #[ignore = "needs a GPU"]
 fn device_work_lies_between_its_enqueue_and_its_completion() {
