@@ -145,3 +145,42 @@ impl fmt::Debug for Meter {
         f.debug_struct("Meter").field("owner", &self.owner).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        thread,
+        time::{Duration, Instant},
+    };
+
+    use smallvec::SmallVec;
+
+    use super::*;
+    use crate::{
+        device::{Device, Emulated},
+        stream::{DeviceTimes, SpanReader, Stream},
+    };
+
+    /// An idle device passes the first event while the host is still about to enqueue the work.
+    #[test]
+    fn the_time_of_the_call_that_enqueues_is_not_device_time() {
+        const CALL: Duration = Duration::from_millis(50);
+        let stream = Stream::new(&Device::emulated(Emulated::new())).unwrap();
+        let (reader, times) = (SpanReader::new(), Arc::new(DeviceTimes::default()));
+        let (mut placed, began) = (Vec::new(), Instant::now());
+        stream.begin_run(SpanOwner { reader: reader.clone(), run: 0, times: times.clone(), spans: SmallVec::new() });
+        let call = |_: &dyn Backend, _: RawStream| {
+            thread::sleep(CALL);
+            Ok(())
+        };
+        stream.enqueue_point(call).unwrap();
+        stream.end_run();
+        while times.sums().runs == 0 {
+            reader.read(Some(&mut |span| placed.push(span)));
+        }
+        // The device has nothing to do: what is left is the host's own, until the last event is recorded.
+        let beside = began.elapsed().saturating_sub(CALL);
+        assert!(times.sums().total <= beside, "{:?}, {beside:?} beside the call", times.sums());
+        assert!(placed[0].ended - placed[0].began <= beside, "{placed:?}");
+    }
+}

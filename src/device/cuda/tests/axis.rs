@@ -113,4 +113,5 @@ fn device_work_lies_between_its_enqueue_and_its_completion() {
     }
     assert!(at(&outside, 0.999) <= Duration::from_micros(6), "{:?}", at(&outside, 0.999));
     assert!(at(&busy, 0.999) <= Duration::from_micros(3), "{:?}", at(&busy, 0.999));
+    assert!(at(&idle, 0.99) <= Duration::from_micros(3), "{:?}", at(&idle, 0.99));
 }
