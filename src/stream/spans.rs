@@ -305,11 +305,13 @@ impl PendingSpan {
     /// How long a device with nothing else to do waited, after the first event, for the first operation to be enqueued. Both
     /// calls take a device as long to notice, so the host's clock says it.
     fn idled(&self) -> Duration {
-        match self.pool().backend.event_instant(self.from.raw) {
-            Some(Ok(passed)) => self.enqueued.saturating_duration_since(passed),
-            _ if self.was_idle => self.enqueued.saturating_duration_since(self.recorded),
-            _ => Duration::ZERO,
-        }
+        let since = match self.pool().backend.event_instant(self.from.raw) {
+            // In a simulation that is virtual time, and a thread outside of its runtime has another clock.
+            Some(Ok(passed)) => passed.max(self.began),
+            _ if self.was_idle => self.recorded,
+            _ => return Duration::ZERO,
+        };
+        self.enqueued.saturating_duration_since(since)
     }
 
     /// The time that its work took. Counts it.
