@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use common::Warnings;
 use tokio::sync::Notify;
 use wakeline::{
     Device, Flow,
@@ -183,6 +184,26 @@ async fn a_slow_path_is_saved() {
     flow.run().await.unwrap();
     assert!(is_trace(&folder.file("slow")));
     assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 1, "no other trigger has fired, and nothing is left");
+}
+
+// A misspelt operator; not a path of another flow that the observer is given to.
+#[tokio::test(start_paused = true)]
+async fn a_path_that_a_flow_has_only_in_part_is_warned_of() {
+    let folder = Folder::new("misspelt");
+    let mut watch = Observe::new();
+    for path in ["from > to", "from > too", "there > here"] {
+        watch = watch.when_slower(path, LONG, folder.file("slow"));
+    }
+    let warnings = Warnings::default();
+    let _subscriber = tracing::subscriber::set_default(warnings.clone());
+    let mut flow = Flow::new("spelt");
+    let from = flow.add("from", source(numbers(3)));
+    let to = flow.add("to", sink(async |_: u64| Ok(())));
+    flow.connect(from.output, to.input);
+    flow.observe(&watch);
+    flow.run().await.unwrap();
+    let [warning] = &warnings.messages()[..] else { panic!("{:?}", warnings.messages()) };
+    assert!(warning.contains("path `from > too`: this flow has no operator `too`, only `from`, `to`"), "{warning}");
 }
 
 #[tokio::test]

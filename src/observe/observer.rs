@@ -173,7 +173,7 @@ impl Observe {
 
     /// Saves the last seconds of a flow in `file`, [as a trace](Trace), when a followed message takes longer than `limit`
     /// on the path of this [name](super::PathSnapshot::name): `read > upper > write`. A flow that has no such path is never
-    /// slow. Of several observers of a flow only the first one knows its paths.
+    /// slow; if it has only some of its operators, it logs a warning. Of several observers of a flow only the first one knows its paths.
     ///
     /// A trigger saves its file at most once a minute, and replaces the one before. It is noticed by the thread that
     /// samples, every 10 ms, and saved on a thread of its own; at the end of a flow before that ends. Errors are logged.
@@ -306,6 +306,7 @@ impl FlowObserver for FlowRecords {
         let Observe { sampling, hooks, recorder, shared } = &self.observe;
         let warnings = WarningSink { queue: shared.warnings.clone(), hooks: hooks.clone() };
         let recorder = recorder.as_ref().and_then(|recorder| recorder.sink_of(&flow.0));
+        shared.triggers.check_paths(flow.name(), &flow.0.names);
         let records = Records::begin(*sampling, warnings, shared.triggers.clone(), recorder, flow);
         lock(&shared.flows).push(records);
     }

@@ -409,11 +409,14 @@ impl PathSnapshot {
     }
 }
 
-/// The width of a column of names.
+/// Between the operators of a path.
+pub(super) const BETWEEN: &str = " > ";
+
 pub(super) fn path_name(operators: &[Arc<str>]) -> String {
-    operators.join(" > ")
+    operators.join(BETWEEN)
 }
 
+/// The width of a column of names.
 fn width<'a>(names: impl Iterator<Item = &'a Arc<str>>) -> usize {
     /// Longer names exceed their column: a width above 65,535 would panic.
     const WIDEST: usize = 64;

@@ -6,8 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{records::Records, trace::Trace};
-use crate::sync::{Mutex, contained, lock};
+use super::{records::Records, snapshot::BETWEEN, trace::Trace};
+use crate::sync::{Mutex, contained, lock, logged};
 
 /// The least time between two saves of one trigger.
 const COOL_DOWN: Duration = Duration::from_secs(60);
@@ -56,6 +56,29 @@ impl Triggers {
         lock(&self.0).iter().any(|trigger| matches!(trigger.cause, TriggerCause::Slower(..)))
     }
 
+    /// Warns of paths of which a flow has some operators and not others: those of another flow it has none of.
+    pub(super) fn check_paths(&self, flow: &str, operators: &[Arc<str>]) {
+        let all = lock(&self.0).clone();
+        // Where a name has the separator in it, a path cannot be taken apart.
+        if operators.iter().any(|name| name.contains(BETWEEN)) {
+            return;
+        }
+        for path in all.iter().filter_map(|trigger| trigger.cause.path()) {
+            let (known, unknown): (Vec<_>, Vec<_>) =
+                path.split(BETWEEN).partition(|name| operators.iter().any(|operator| **operator == **name));
+            if !known.is_empty() && !unknown.is_empty() {
+                let (unknown, operators) = (unknown.join("`, `"), operators.join("`, `"));
+                logged(|| {
+                    tracing::warn!(
+                        flow,
+                        "`when_slower` saves nothing for path `{path}`: this flow has no operator `{unknown}`, only \
+                         `{operators}`"
+                    );
+                });
+            }
+        }
+    }
+
     /// Saves the last seconds of a flow for each trigger whose cause is there. `is_last`: at the end of the flow, before
     /// this returns; otherwise on a thread of its own.
     pub(super) fn fire(&self, happened: &Happened, records: &Arc<Records>, is_last: bool) {
@@ -100,6 +123,10 @@ impl Trigger {
 }
 
 impl TriggerCause {
+    fn path(&self) -> Option<&str> {
+        if let Self::Slower(path, _) = self { Some(path) } else { None }
+    }
+
     fn why(&self, happened: &Happened) -> Option<String> {
         match self {
             Self::Slower(path, limit) => {
