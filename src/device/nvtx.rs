@@ -11,6 +11,7 @@ use std::{
     env,
     error::Error,
     ffi::{CStr, CString, OsStr, c_void},
+    mem::ManuallyDrop,
     sync::OnceLock,
 };
 
@@ -101,7 +102,7 @@ impl Nvtx {
         let library = unsafe { libloading::Library::new(path) }
             .map_err(|error| format!("the library was not loaded: {}", error.source().unwrap_or(&error)))?;
         // Never unloaded: its functions may be called until the process ends.
-        let library: &'static libloading::Library = Box::leak(Box::new(library));
+        let library = ManuallyDrop::new(library);
         // SAFETY: the type of NVTX's entry point.
         let initialize =
             unsafe { library.get::<InitializeInjection>(ENTRY_POINT.to_bytes_with_nul()) }.map_err(|_| {

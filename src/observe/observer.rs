@@ -7,7 +7,7 @@ use super::{
     flight::FlightRecorder,
     hooks::{Hook, WarningQueue},
     metrics,
-    records::{Records, Sampling, WarningSink},
+    records::{Records, Sampling},
     snapshot,
     timeline::Timeline,
     triggers::{TriggerCause, Triggers},
@@ -304,7 +304,7 @@ impl FlowObserver for FlowRecords {
 
     fn begins(&self, flow: &Handle) {
         let Observe { sampling, hooks, recorder, shared } = &self.observe;
-        let warnings = WarningSink { queue: shared.warnings.clone(), hooks: hooks.clone() };
+        let warnings = (shared.warnings.clone(), hooks.clone());
         let recorder = recorder.as_ref().and_then(|recorder| recorder.sink_of(&flow.0));
         shared.triggers.check_paths(flow.name(), &flow.0.names);
         let records = Records::begin(*sampling, warnings, shared.triggers.clone(), recorder, flow);

@@ -58,13 +58,6 @@ pub(super) struct Sampling {
     pub(super) limits: Limits,
 }
 
-/// Who is given the warnings of a flow.
-#[derive(Clone)]
-pub(super) struct WarningSink {
-    pub(super) queue: Arc<WarningQueue>,
-    pub(super) hooks: Vec<Hook>,
-}
-
 /// The records of one run.
 pub(super) struct Records {
     /// Counts the runs of the process that were observed.
@@ -75,7 +68,9 @@ pub(super) struct Records {
     recent: Mutex<Recent>,
     /// `None` also for a second observer of the run.
     paths: Option<Paths>,
-    warnings: WarningSink,
+    warnings: Arc<WarningQueue>,
+    /// Empty when the run has ended: one may own a handle of it.
+    hooks: Mutex<Vec<Hook>>,
     /// Of several observers of a flow the first one logs.
     logs: bool,
     /// Set if device work is timed: read by the first observer.
@@ -171,7 +166,7 @@ impl Records {
     /// Begins to record a run.
     pub(super) fn begin(
         sampling: Sampling,
-        warnings: WarningSink,
+        (warnings, hooks): (Arc<WarningQueue>, Vec<Hook>),
         triggers: Arc<Triggers>,
         recorder: Option<Arc<FlowSink>>,
         flow: &Handle,
@@ -191,6 +186,7 @@ impl Records {
             control: Arc::downgrade(control),
             recent: Mutex::at(Level::Records, recent),
             warnings,
+            hooks: Mutex::new(hooks),
             logs: is_first,
             paths: is_first.then(|| Paths::of(control, sampling.keep)).flatten(),
             reader: Mutex::new(work.map(|work| work.reader.clone())),
@@ -294,7 +290,8 @@ impl Records {
     /// The run has ended, and no sample is taken any more.
     pub(super) fn end(&self, last: Snapshot) {
         let before = lock(&self.last).replace(Arc::new(last));
-        drop(before);
+        let hooks = std::mem::take(&mut *lock(&self.hooks));
+        drop((before, hooks));
     }
 
     /// The run was cut off: there is nothing to show.
@@ -342,9 +339,12 @@ impl Records {
 
     /// Has warnings logged and given to the hooks. No lock is held.
     fn hand_on(&self, begun: Vec<Begun>) {
-        let WarningSink { queue, hooks } = &self.warnings;
+        if begun.is_empty() {
+            return;
+        }
+        let hooks = lock(&self.hooks).clone();
         for Begun { warning, logs } in begun {
-            if !queue.offer(warning, logs && self.logs, hooks) {
+            if !self.warnings.offer(warning, logs && self.logs, &hooks) {
                 lock(&self.recent).watchdogs.count_lost();
             }
         }

@@ -55,6 +55,39 @@ async fn hostile_hooks() {
     drop(ended);
 }
 
+/// A hook that may abort its flow has a handle of it, and the flow has the hook.
+#[tokio::test]
+async fn a_hook_that_owns_a_handle_of_its_flow_is_dropped_when_that_has_ended() {
+    let handle: Arc<Mutex<Option<wakeline::flow::Handle>>> = Arc::default();
+    let (of_hook, owned) = (handle.clone(), Arc::downgrade(&handle));
+    let watch = Observe::new().on_warning(move |_| {
+        if let Some(handle) = &*of_hook.lock().unwrap() {
+            handle.abort();
+        }
+    });
+    let mut flow = Flow::new("owned");
+    let (begun, begins) = oneshot::channel();
+    let mut begun = Some(begun);
+    let numbers = source(move || {
+        let _ = begun.take().map(|begun| begun.send(()));
+        pending()
+    });
+    chain(&mut flow, numbers, &[]);
+    flow.observe(&watch);
+    let running = flow.spawn().unwrap();
+    *handle.lock().unwrap() = Some(running.handle());
+    drop((handle, watch));
+    begins.await.unwrap();
+    end(running).await;
+    // The thread that samples may still be at work on it.
+    within(async {
+        while owned.strong_count() > 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
 /// The lines of the log that are about this flow.
 #[derive(Clone)]
 struct Lines(Sender<String>, &'static str);

@@ -88,7 +88,9 @@ fn a_tool_receives_what_it_asks_for() {
     // SAFETY: tools' entry points.
     let (none, nvtx) = unsafe { (Nvtx::attach(refuse), Nvtx::attach(accept)) };
     assert!(none.is_none());
-    let nvtx = nvtx.unwrap();
+    // As in a program, it lives until the process ends.
+    static NVTX: OnceLock<Nvtx> = OnceLock::new();
+    let nvtx = NVTX.get_or_init(|| nvtx.unwrap());
     assert_eq!(calls(), ["domain wakeline"]);
 
     nvtx.name_stream(ptr::without_provenance_mut(64), "upper");
