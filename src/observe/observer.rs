@@ -43,7 +43,7 @@ const KEEP: (Duration, Duration) = (Duration::from_millis(100), Duration::from_s
 #[derive(Clone)]
 pub struct Observe {
     sampling: Sampling,
-    hooks: Vec<Hook>,
+    hooks: Arc<Vec<Hook>>,
     /// Set if the runs of flows are recorded.
     recorder: Option<Arc<FlightRecorder>>,
     pub(super) shared: Arc<ObservedFlows>,
@@ -65,7 +65,7 @@ impl Observe {
             warnings: Arc::default(),
             triggers: Arc::default(),
         };
-        Self { sampling, hooks: Vec::new(), recorder: None, shared: Arc::new(shared) }
+        Self { sampling, hooks: Arc::default(), recorder: None, shared: Arc::new(shared) }
     }
 
     /// Sets the interval between two samples, between 1 ms and a minute, for flows that it is given from now on. The thread
@@ -151,7 +151,7 @@ impl Observe {
     /// ```
     #[must_use]
     pub fn on_warning(mut self, hook: impl Fn(&Warning) + Send + Sync + 'static) -> Self {
-        self.hooks.push(Hook::new(hook));
+        Arc::make_mut(&mut self.hooks).push(Hook::new(hook));
         self
     }
 
@@ -304,7 +304,7 @@ impl FlowObserver for FlowRecords {
 
     fn begins(&self, flow: &Handle) {
         let Observe { sampling, hooks, recorder, shared } = &self.observe;
-        let warnings = (shared.warnings.clone(), hooks.clone());
+        let warnings = (shared.warnings.clone(), Arc::downgrade(hooks));
         let recorder = recorder.as_ref().and_then(|recorder| recorder.sink_of(&flow.0));
         shared.triggers.check_paths(flow.name(), &flow.0.names);
         let records = Records::begin(*sampling, warnings, shared.triggers.clone(), recorder, flow);

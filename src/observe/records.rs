@@ -69,8 +69,8 @@ pub(super) struct Records {
     /// `None` also for a second observer of the run.
     paths: Option<Paths>,
     warnings: Arc<WarningQueue>,
-    /// Empty when the run has ended: one may own a handle of it.
-    hooks: Mutex<Vec<Hook>>,
+    /// The flow's observer owns them: one may own a handle of the run.
+    hooks: Weak<Vec<Hook>>,
     /// Of several observers of a flow the first one logs.
     logs: bool,
     /// Set if device work is timed: read by the first observer.
@@ -166,7 +166,7 @@ impl Records {
     /// Begins to record a run.
     pub(super) fn begin(
         sampling: Sampling,
-        (warnings, hooks): (Arc<WarningQueue>, Vec<Hook>),
+        (warnings, hooks): (Arc<WarningQueue>, Weak<Vec<Hook>>),
         triggers: Arc<Triggers>,
         recorder: Option<Arc<FlowSink>>,
         flow: &Handle,
@@ -186,7 +186,7 @@ impl Records {
             control: Arc::downgrade(control),
             recent: Mutex::at(Level::Records, recent),
             warnings,
-            hooks: Mutex::new(hooks),
+            hooks,
             logs: is_first,
             paths: is_first.then(|| Paths::of(control, sampling.keep)).flatten(),
             reader: Mutex::new(work.map(|work| work.reader.clone())),
@@ -290,8 +290,7 @@ impl Records {
     /// The run has ended, and no sample is taken any more.
     pub(super) fn end(&self, last: Snapshot) {
         let before = lock(&self.last).replace(Arc::new(last));
-        let hooks = std::mem::take(&mut *lock(&self.hooks));
-        drop((before, hooks));
+        drop(before);
     }
 
     /// The run was cut off: there is nothing to show.
@@ -342,7 +341,7 @@ impl Records {
         if begun.is_empty() {
             return;
         }
-        let hooks = lock(&self.hooks).clone();
+        let hooks = self.hooks.upgrade().unwrap_or_default();
         for Begun { warning, logs } in begun {
             if !self.warnings.offer(warning, logs && self.logs, &hooks) {
                 lock(&self.recent).watchdogs.count_lost();

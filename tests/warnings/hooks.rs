@@ -55,37 +55,44 @@ async fn hostile_hooks() {
     drop(ended);
 }
 
-/// A hook that may abort its flow has a handle of it, and the flow has the hook.
-#[tokio::test]
-async fn a_hook_that_owns_a_handle_of_its_flow_is_dropped_when_that_has_ended() {
-    let handle: Arc<Mutex<Option<wakeline::flow::Handle>>> = Arc::default();
-    let (of_hook, owned) = (handle.clone(), Arc::downgrade(&handle));
-    let watch = Observe::new().on_warning(move |_| {
-        if let Some(handle) = &*of_hook.lock().unwrap() {
-            handle.abort();
+/// A hook that may abort its flow owns a handle of it. It is dropped when the flow has ended, or is cut off by the end of
+/// its runtime.
+#[test]
+fn a_hook_that_owns_a_handle_of_its_flow_is_dropped_with_that() {
+    for is_cut_off in [false, true] {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let handle: Arc<Mutex<Option<wakeline::flow::Handle>>> = Arc::default();
+        let (of_hook, owned) = (handle.clone(), Arc::downgrade(&handle));
+        let watch = Observe::new().on_warning(move |_| {
+            if let Some(handle) = &*of_hook.lock().unwrap() {
+                handle.abort();
+            }
+        });
+        let (begun, begins) = oneshot::channel();
+        let mut begun = Some(begun);
+        let mut flow = Flow::new("owned");
+        let numbers = source(move || {
+            let _ = begun.take().map(|begun| begun.send(()));
+            pending()
+        });
+        chain(&mut flow, numbers, &[]);
+        flow.observe(&watch);
+        let inside = runtime.enter();
+        let running = flow.spawn().unwrap();
+        *handle.lock().unwrap() = Some(running.handle());
+        drop((inside, handle, watch));
+        runtime.block_on(begins).unwrap();
+        if !is_cut_off {
+            runtime.block_on(end(running));
         }
-    });
-    let mut flow = Flow::new("owned");
-    let (begun, begins) = oneshot::channel();
-    let mut begun = Some(begun);
-    let numbers = source(move || {
-        let _ = begun.take().map(|begun| begun.send(()));
-        pending()
-    });
-    chain(&mut flow, numbers, &[]);
-    flow.observe(&watch);
-    let running = flow.spawn().unwrap();
-    *handle.lock().unwrap() = Some(running.handle());
-    drop((handle, watch));
-    begins.await.unwrap();
-    end(running).await;
-    // The thread that samples may still be at work on it.
-    within(async {
+        drop(runtime);
+        // The thread that samples may still be at work on it.
+        let since = Instant::now();
         while owned.strong_count() > 0 {
-            tokio::task::yield_now().await;
+            assert!(since.elapsed() < Duration::from_secs(60), "it is not dropped, cut off: {is_cut_off}");
+            thread::yield_now();
         }
-    })
-    .await;
+    }
 }
 
 /// The lines of the log that are about this flow.
