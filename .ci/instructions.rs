@@ -1,5 +1,5 @@
 //! The program that `.ci/instructions` counts: repeats one path. `PATH COUNT`. It must not use anything newer than
-//! 6eb8236.
+//! 6b1933d.
 
 use wakeline::{Stream, 
     device::{Device, Emulated, Simulation},

@@ -155,15 +155,16 @@ fn measure_observed(device: &Device) {
     let paths = Observe::new().device_times(false);
     let all = [ours(), ours().observed(paths), ours().observed(Observe::new())];
     let rounds: Vec<_> = (0..6 * ROUNDS).map(|_| all.each_ref().map(Ours::measure)).collect();
-    let parts: [(&str, fn(&Window) -> f64); 2] = [("", |window| window.stage), (".cpu", |window| window.cpu)];
-    for (what, part) in parts {
+    let of = |what: &str, part: fn(&Window) -> f64| {
         for (at, name) in [(1, "paths"), (2, "device_times")] {
             let [plain, own] = [0, at].map(|which| median(rounds.iter().map(|round| part(&round[which])).collect()));
             let more = median(rounds.iter().map(|round| part(&round[at]) - part(&round[at - 1])).collect());
             figure(&format!("stage.observed.{name}{what}"), own, "us", plain);
             figure(&format!("stage.observed.more.{name}{what}"), more, "us", 0.3);
         }
-    }
+    };
+    of("", |window| window.stage);
+    of(".cpu", |window| window.cpu);
 }
 
 fn main() {
