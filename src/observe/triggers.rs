@@ -67,12 +67,11 @@ impl Triggers {
             let (known, unknown): (Vec<_>, Vec<_>) =
                 path.split(BETWEEN).partition(|name| operators.iter().any(|operator| **operator == **name));
             if !known.is_empty() && !unknown.is_empty() {
-                let (unknown, operators) = (unknown.join("`, `"), operators.join("`, `"));
+                let unknown = unknown.join("`, `");
                 logged(|| {
                     tracing::warn!(
                         flow,
-                        "`when_slower` saves nothing for path `{path}`: this flow has no operator `{unknown}`, only \
-                         `{operators}`"
+                        "`when_slower` saves nothing for path `{path}`: this flow has no operator `{unknown}`"
                     );
                 });
             }

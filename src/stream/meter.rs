@@ -43,6 +43,7 @@ enum Phase {
     In(BegunSpan),
 }
 
+/// Of a [`PendingSpan`], what is known before its end.
 struct BegunSpan {
     from: PooledEvent,
     was_idle: bool,
@@ -169,6 +170,7 @@ mod tests {
         let (reader, times) = (SpanReader::new(), Arc::new(DeviceTimes::default()));
         let (mut placed, began) = (Vec::new(), Instant::now());
         stream.begin_run(SpanOwner { reader: reader.clone(), run: 0, times: times.clone(), spans: SmallVec::new() });
+        // Not a wait for an event: this is the duration that must not count.
         let call = |_: &dyn Backend, _: RawStream| {
             thread::sleep(CALL);
             Ok(())
