@@ -12,7 +12,7 @@
 //! What was recorded goes to the run's [`SpanReader`](super::spans::SpanReader), which reads it once the device has
 //! passed it. If it has no room, since the device is far behind, a run is not measured and counts as missed.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -32,6 +32,10 @@ pub(super) struct Meter {
     phase: Phase,
     recorded: bool,
 }
+
+/// A call that records an event on an idle stream and takes longer is repeated: the device may have passed the event at any
+/// time of the call. Measured on an H200: p50 1.2 us, p99 6.0, after a pause of 300 ms 20 (`device::cuda::tests::axis`).
+const LONG_RECORD: Duration = Duration::from_micros(3);
 
 enum Phase {
     /// Between two runs.
@@ -107,11 +111,18 @@ impl Meter {
     }
 
     fn begin_span(&self, stream: RawStream) -> Result<BegunSpan> {
-        let was_idle = self.pool.backend.stream_query(stream)?;
-        // Before the event: an idle device passes it at once.
-        let began = clock::now();
-        let from = self.record(stream)?;
-        Ok(BegunSpan { from, was_idle, began, recorded: clock::now(), enqueued: None })
+        let (backend, from) = (&self.pool.backend, self.pool.take()?);
+        let was_idle = backend.stream_query(stream)?;
+        // An idle device passes the event at once, at a time that is as exact as the call was short.
+        let record = || {
+            let began = clock::now();
+            backend.event_record(from.raw, stream).map(|()| (began, clock::now()))
+        };
+        let (mut began, mut recorded) = record()?;
+        if was_idle && recorded - began > LONG_RECORD && backend.event_instant(from.raw).is_none() {
+            (began, recorded) = record()?;
+        }
+        Ok(BegunSpan { from, was_idle, began, recorded, enqueued: None })
     }
 
     fn end_span(&mut self, stream: RawStream) {
@@ -149,10 +160,7 @@ impl fmt::Debug for Meter {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        thread,
-        time::{Duration, Instant},
-    };
+    use std::{thread, time::Instant};
 
     use smallvec::SmallVec;
 

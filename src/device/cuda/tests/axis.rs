@@ -66,7 +66,8 @@ fn spin(stream: &Stream, owners: impl Iterator<Item = (SpanOwner, Duration)>, is
 
 /// Kernels of known lengths, for a minute: on the host's axis, before any clamping, they lie between their enqueue and their
 /// completion. Where the stream is busy before them their lengths are exact, but for the start and the end of a kernel and
-/// the events. On an idle stream they depend on when two calls returned, which an interrupt may delay.
+/// the events. On an idle stream they depend on when two calls returned, which an interrupt may delay: of all kernels, half
+/// of them on an idle stream, 999 in 1,000 are exact.
 #[test]
 #[ignore = "needs a GPU"]
 fn device_work_lies_between_its_enqueue_and_its_completion() {
@@ -100,7 +101,9 @@ fn device_work_lies_between_its_enqueue_and_its_completion() {
         }
     }
     let at = |all: &[Duration], share: f64| all[((all.len() - 1) as f64 * share) as usize];
-    for (name, all) in [("outside", &mut outside), ("length.busy", &mut busy), ("length.idle", &mut idle)] {
+    let mut all = [&busy[..], &idle].concat();
+    let lengths = [("length.busy", &mut busy), ("length.idle", &mut idle), ("length.all", &mut all)];
+    for (name, all) in [("outside", &mut outside)].into_iter().chain(lengths) {
         all.sort_unstable();
         for (percentile, share) in [("p50", 0.5), ("p99", 0.99), ("p999", 0.999)] {
             println!("figure axis.{name}.{percentile} = {:.1} us", at(all, share).as_secs_f64() * 1e6);
@@ -113,5 +116,6 @@ fn device_work_lies_between_its_enqueue_and_its_completion() {
     }
     assert!(at(&outside, 0.999) <= Duration::from_micros(6), "{:?}", at(&outside, 0.999));
     assert!(at(&busy, 0.999) <= Duration::from_micros(3), "{:?}", at(&busy, 0.999));
+    assert!(at(&all, 0.999) <= Duration::from_micros(3), "{:?}", at(&all, 0.999));
     assert!(at(&idle, 0.99) <= Duration::from_micros(3), "{:?}", at(&idle, 0.99));
 }
