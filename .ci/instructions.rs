@@ -1,5 +1,5 @@
-//! The program that `.ci/instructions` counts: repeats one path. `PATH COUNT`. It must not use anything newer than
-//! 6b1933d.
+//! The program that `.ci/instructions` counts: repeats one path. `PATH COUNT`. Without its feature `observed` it must not
+//! use anything newer than 6b1933d.
 
 use wakeline::{Stream, 
     device::{Device, Emulated, Simulation},
@@ -14,17 +14,18 @@ fn main() {
     let path = args.next().unwrap_or_default();
     let count: u64 = args.next().and_then(|count| count.parse().ok()).unwrap_or(1000);
     match path.as_str() {
-        "hop" => hop(count),
+        "hop" => hop(count, false),
+        "observed" => hop(count, true),
         "alloc" => alloc(count),
         "launch" => launch(count),
         "copy" => copy(count),
         "graph" => graph(count),
-        _ => panic!("expected a path (hop, alloc, launch, copy or graph) and a count"),
+        _ => panic!("expected a path (hop, observed, alloc, launch, copy or graph) and a count"),
     }
 }
 
 /// Messages through a chain of operators, on one thread.
-fn hop(count: u64) {
+fn hop(count: u64, observed: bool) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let mut flow = Flow::new("hop");
@@ -44,6 +45,13 @@ fn hop(count: u64) {
         }
         let last = flow.add("last", sink(|_: u64| std::future::ready(Ok(()))));
         flow.connect(output, last.input);
+        #[cfg(feature = "observed")]
+        let _observe = observed.then(|| {
+            let observe = wakeline::observe::Observe::new();
+            flow.observe(&observe);
+            observe
+        });
+        assert!(!observed || cfg!(feature = "observed"), "needs the feature `observed`");
         flow.run().await.expect("a flow that works");
     });
 }
