@@ -146,3 +146,17 @@ fn irregular(interval: Duration, random: &mut u64) -> Duration {
     *random ^= *random << 17;
     interval.mul_f64(0.5 + (*random >> 11) as f64 / (1_u64 << 53) as f64)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_thread_rests_shorter_where_less_time_is_kept() {
+        let cost = Duration::from_millis(1);
+        for (kept, rests) in [(0, 43.5), (2, 43.5), (5, 87.0), (10, 174.0), (u64::MAX, 174.0)] {
+            let took = rest(cost, Duration::from_secs(kept)).as_secs_f64() * 1e3;
+            assert!((took - rests).abs() < 0.001, "{kept} s are kept: it rests {took} ms");
+        }
+    }
+}
