@@ -186,6 +186,21 @@ async fn a_slow_path_is_saved() {
     assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 1, "no other trigger has fired, and nothing is left");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_clone_that_observes_a_flow_once_more_is_warned_of() {
+    let warnings = Warnings::default();
+    let _subscriber = tracing::subscriber::set_default(warnings.clone());
+    let (watch, other) = (Observe::new(), Observe::new());
+    let mut flow = fan_out(3);
+    flow.observe(&watch);
+    flow.observe(&other);
+    assert!(warnings.messages().is_empty(), "{:?}", warnings.messages());
+    flow.observe(&watch.clone().paths(1));
+    let [warning] = &warnings.messages()[..] else { panic!("{:?}", warnings.messages()) };
+    assert!(warning.contains("observed by this `Observe` or by a clone of it already"), "{warning}");
+    flow.run().await.unwrap();
+}
+
 // A misspelt operator; not a path of another flow that the observer is given to.
 #[tokio::test(start_paused = true)]
 async fn a_path_that_a_flow_has_only_in_part_is_warned_of() {

@@ -130,7 +130,11 @@ async fn run(args: &Args) -> Result<Report> {
     let handle = running.handle();
     let seconds = Duration::from_secs(args.seconds);
     tokio::spawn(async move {
-        tokio::time::sleep(seconds).await;
+        // A flow that is stopped ends as usual: a trace that `WAKELINE_TRACE` names is saved.
+        tokio::select! {
+            () = tokio::time::sleep(seconds) => {}
+            _ = tokio::signal::ctrl_c() => {}
+        }
         handle.stop();
     });
     running.await

@@ -439,6 +439,11 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     /// True if all work in the stream is done. Never waits. Reports a fault of the device.
     fn stream_query(&self, stream: RawStream) -> Result<bool>;
 
+    /// [`stream_query`](Self::stream_query), to measure: nothing is ordered by the answer.
+    fn stream_is_idle(&self, stream: RawStream) -> Result<bool> {
+        self.stream_query(stream)
+    }
+
     /// Blocks the thread until all work in the stream is done. For teardown and tests only.
     fn stream_synchronize(&self, stream: RawStream) -> Result<()>;
 
@@ -454,6 +459,11 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     /// True if the work before the event's last record is done, or if the event was never recorded. Never waits.
     /// Reports a fault.
     fn event_query(&self, event: RawEvent) -> Result<bool>;
+
+    /// [`event_query`](Self::event_query), to measure: nothing is ordered by the answer.
+    fn event_is_passed(&self, event: RawEvent) -> Result<bool> {
+        self.event_query(event)
+    }
 
     /// The time on the device between two timed events that the device has reached.
     fn event_elapsed(&self, from: RawEvent, to: RawEvent) -> Result<Duration>;

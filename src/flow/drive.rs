@@ -198,7 +198,7 @@ pub(super) fn launch(start: RunSetup) -> Running {
     let (sender, finished) = oneshot::channel();
     let (control, failing) = (start.control.clone(), start.control.clone());
     let threads = start.threads;
-    let watched = EndWatchersOnDrop(control.clone());
+    let watched = EndWatchersOnDrop { control: control.clone(), observers: start.observers.clone() };
     spawn(threads, &format!("flow {}", control.name), async move {
         let mut driven = None;
         guarded(failing.clone(), "its own task".into(), async { driven = Some(drive(start, watched, &sender).await) })
@@ -214,15 +214,20 @@ pub(super) fn launch(start: RunSetup) -> Running {
 }
 
 /// Ends the streams of status changes with the flow, even if the runtime shuts down before the flow is polled.
-struct EndWatchersOnDrop(Arc<Control>);
+struct EndWatchersOnDrop {
+    control: Arc<Control>,
+    observers: Vec<Arc<dyn FlowObserver>>,
+}
 
 impl Drop for EndWatchersOnDrop {
     fn drop(&mut self) {
-        if !self.0.has_ended() {
-            self.0.fail(runtime_shut_down());
-            self.0.end();
+        let Self { control, observers } = self;
+        if !control.has_ended() {
+            control.fail(runtime_shut_down());
+            control.end();
+            observers.iter().for_each(|observer| observer.is_cut_off(&Handle(control.clone())));
         }
-        self.0.activity.watchers.end();
+        control.activity.watchers.end();
     }
 }
 

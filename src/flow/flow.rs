@@ -194,10 +194,13 @@ impl Flow {
         self.device_times = on;
     }
 
-    pub(crate) fn add_observer(&mut self, observer: Arc<dyn FlowObserver>) {
-        if self.observers.iter().all(|other| other.records_to() != observer.records_to()) {
+    /// False if the flow has one that records to the same place.
+    pub(crate) fn add_observer(&mut self, observer: Arc<dyn FlowObserver>) -> bool {
+        let is_new = self.observers.iter().all(|other| other.records_to() != observer.records_to());
+        if is_new {
             self.observers.push(observer);
         }
+        is_new
     }
 
     /// Sets how the flow reacts when some of its operators have stalled. By default it fails. See [`OnStall`].

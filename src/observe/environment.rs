@@ -27,7 +27,7 @@ use crate::{
 
 const STATUS: &str = "WAKELINE_STATUS";
 const TRACE: &str = "WAKELINE_TRACE";
-const PAGE: &str = "WAKELINE_PAGE";
+pub(super) const PAGE: &str = "WAKELINE_PAGE";
 /// Events of each thread for a trace at the end of a flow: 6 MiB.
 const EVENTS: usize = 262_144;
 
@@ -47,23 +47,32 @@ static INTERVAL: LazyLock<Option<Duration>> = LazyLock::new(|| {
 /// The file for the trace of the first flow that ends, if the environment names one.
 static FILE: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
     let file = PathBuf::from(std::env::var_os(TRACE).filter(|value| !value.is_empty())?);
-    let is_file = file.file_name().is_some() && !file.is_dir();
-    if is_file {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let has_folder = folder.is_none_or(Path::is_dir);
+    if file.file_name().is_some() && !file.is_dir() && has_folder {
         return Some(file);
     }
+    let why = if has_folder { "" } else { " in a folder that exists" };
     let file = file.display();
-    refuse(format!("{TRACE}={file} is not used: it must be the path of a file that can be written: `flow.pftrace`"));
+    refuse(format!(
+        "{TRACE}={file} is not used: it must be the path of a file that can be written{why}: `flow.pftrace`"
+    ));
     None
 });
 
 /// Where to serve a page, if the environment says so.
 static ADDRESS: LazyLock<Option<SocketAddr>> = LazyLock::new(|| {
     let value = std::env::var_os(PAGE).filter(|value| !value.is_empty())?;
-    let address = value.to_str().and_then(|value| value.trim().to_socket_addrs().ok()?.next());
-    let wrong = match address {
-        Some(_) if cfg!(feature = "page") => return address,
-        Some(_) => "wakeline was built without the feature `page`",
-        None => "it must be an address and a port: `127.0.0.1:7070`, or `127.0.0.1:0` for a free port",
+    let found = value.to_string_lossy().trim().to_socket_addrs().map(|mut all| all.next());
+    let wrong = match found {
+        Ok(address @ Some(_)) if cfg!(feature = "page") => return address,
+        Ok(Some(_)) => {
+            "wakeline was built without its feature `page`: build with `--features wakeline/page`, or add it in Cargo.toml".into()
+        }
+        Ok(None) => "it has no address".into(),
+        Err(error) => {
+            format!("{error}: it must be an address and a port: `127.0.0.1:7070`, or `127.0.0.1:0` for a free port")
+        }
     };
     refuse(format!("{PAGE}={} is not used: {wrong}", value.display()));
     None

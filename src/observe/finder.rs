@@ -185,7 +185,7 @@ impl<'a> Finder<'a> {
             return None;
         }
         let what = format!(
-            "it blocked its worker thread for {} ms at a time, and others waited for one {} of their time: give it a \
+            "it blocked its worker thread for up to {} ms at a time, and others waited for one {} of their time: give it a \
              thread of its own with `.on_own_thread()`",
             blocks.longest_poll.as_millis(),
             percent(waits)

@@ -85,6 +85,8 @@ impl WarningQueue {
         };
         let mut waiting = lock(&self.0);
         let lost = std::mem::take(&mut *waiting);
+        // Those of other threads. The next thread that begins says how many.
+        waiting.refused = lost.refused + lost.notices.len().saturating_sub(1) as u64;
         drop(waiting);
         drop(lost);
         logged(|| tracing::error!(%error, "cannot spawn the thread that calls the hooks for warnings"));

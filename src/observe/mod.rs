@@ -147,7 +147,7 @@
 //!
 //! The state of operators and hubs is never derived from events, which can get lost: a thread of its own,
 //! `wakeline-observer`, looks at it every 10 ms. It takes about 1 % of a core at most, and up to 4 % if less than 10 s are kept:
-//! with very many operators it looks less often. It is no thread of the runtime, and so sees what blocks the runtime's.
+//! with very many operators, or in a debug build, it looks less often. It is no thread of the runtime, and so sees what blocks the runtime's.
 //!
 //! Time is real time, also where tokio's clock is paused and in a simulation; only the times of paths are on tokio's clock,
 //! and those of [traces](#traces) if it is paused.

@@ -24,7 +24,7 @@ use crate::{
         observed_runs::{Watched, WatchedPaths, WatchedWork},
     },
     stream::SpanReader,
-    sync::{Level, Mutex, lock},
+    sync::{Level, Mutex, lock, logged},
 };
 
 /// Ended flows whose last snapshot is kept.
@@ -70,7 +70,7 @@ impl Observe {
 
     /// Sets the interval between two samples, between 1 ms and a minute, for flows that it is given from now on. The thread
     /// that samples takes about 1 % of a core at most, and up to 4 % where less than 10 s are [kept](Self::keep): with many
-    /// operators the interval is longer.
+    /// operators, or in a debug build, the interval is longer.
     #[must_use]
     pub fn every(mut self, interval: Duration) -> Self {
         self.sampling.every = interval.clamp(EVERY.0, EVERY.1);
@@ -259,14 +259,13 @@ impl ObservedFlows {
     /// Forgets the oldest flows that have ended.
     fn forget(&self) {
         let mut flows = lock(&self.flows);
-        let void = flows.extract_if(.., |records| records.is_void()).collect::<Vec<_>>();
         let ended: Vec<_> = (0..flows.len()).filter(|at| flows[*at].last().is_some()).collect();
         let gone: Vec<_> = match ended.len().checked_sub(ENDED) {
             Some(surplus) => ended[..surplus].iter().rev().map(|at| flows.remove(*at)).collect(),
             None => Vec::new(),
         };
         drop(flows);
-        drop((gone, void));
+        drop(gone);
     }
 }
 
@@ -329,13 +328,28 @@ impl FlowObserver for FlowRecords {
         }
         shared.forget();
     }
+
+    fn is_cut_off(&self, flow: &Handle) {
+        let shared = &self.observe.shared;
+        let records: Vec<_> = lock(&shared.flows).extract_if(.., |records| records.is_of(flow)).collect();
+        records.iter().for_each(|records| records.cut_off());
+    }
 }
 
 impl Flow {
     /// Has an observer record this flow's runs that begin from now on. The shares and rates in its
-    /// [snapshots](Handle::snapshot) are those of the first observer.
+    /// [snapshots](Handle::snapshot) are those of the first observer. If it observes the flow already, itself or as a clone with
+    /// other settings, nothing changes, and a `tracing` warning says so.
     pub fn observe(&mut self, watch: &Observe) {
-        self.add_observer(Arc::new(FlowRecords { observe: watch.clone(), at_end: None }));
+        if !self.add_observer(Arc::new(FlowRecords { observe: watch.clone(), at_end: None })) {
+            logged(|| {
+                tracing::warn!(
+                    target: "wakeline::observe",
+                    flow = self.name(),
+                    "the flow is observed by this `Observe` or by a clone of it already: settings of the second one are not used"
+                );
+            });
+        }
     }
 }
 
@@ -360,5 +374,45 @@ impl fmt::Debug for Observe {
             .field("recorder", &self.recorder)
             .field("flows", &flows)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::operator::{sink, source};
+
+    /// A program that starts a runtime for each request keeps nothing of the earlier ones, also if it keeps their handles.
+    #[test]
+    fn a_run_that_its_runtime_cuts_off_is_forgotten() {
+        let watch = Observe::new();
+        let mut handles = Vec::new();
+        for _ in 0..3 {
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+            let (begun, begins) = oneshot::channel();
+            let mut begun = Some(begun);
+            let mut flow = Flow::new("cut off");
+            let first = flow.add(
+                "first",
+                source(move || {
+                    let _ = begun.take().map(|begun| begun.send(()));
+                    std::future::pending::<crate::Result<Option<u32>>>()
+                }),
+            );
+            let last = flow.add("last", sink(async |_: u32| Ok(())));
+            flow.connect(first.output, last.input);
+            flow.observe(&watch);
+            let inside = runtime.enter();
+            let running = flow.spawn().unwrap();
+            handles.push(running.handle());
+            drop(inside);
+            runtime.block_on(begins).unwrap();
+            assert_eq!(lock(&watch.shared.flows).len(), 1);
+            drop(runtime);
+            assert!(lock(&watch.shared.flows).is_empty());
+            assert!(handles.iter().all(|handle| handle.has_ended()));
+        }
     }
 }

@@ -117,7 +117,7 @@ struct OperatorBucket {
     counts: [u32; KINDS],
     /// Its runs at the beginning.
     runs: u64,
-    /// The longest time for which one poll was seen.
+    /// The longest time for which one run was seen in one poll.
     poll: Duration,
 }
 
@@ -218,6 +218,8 @@ impl Records {
     /// Reads device work, and collects what has ended on the paths. Has what the triggers wait for saved. `polled`: the
     /// operator that was seen in one poll for longest.
     pub(super) fn collect(self: &Arc<Self>, control: &Control, polled: Option<(usize, Duration)>, is_last: bool) {
+        // Before anything is taken that a trigger may be interested in: the last call waits for it.
+        let firing = Firing::begin(&self.firing);
         let reader = if is_last { lock(&self.reader).take() } else { lock(&self.reader).clone() };
         match reader {
             Some(reader) if is_last => reader.close(),
@@ -243,7 +245,6 @@ impl Records {
         let name = |operator: &usize| control.names[*operator].clone();
         let path = |operators: &[usize]| path_name(&operators.iter().map(name).collect::<Vec<_>>());
         happened.slowest = slowest.iter().map(|(operators, took)| (path(operators), *took)).collect();
-        let firing = Firing::begin(&self.firing);
         happened.stalled = recording.sink().take_stall();
         happened.blocked = polled.map(|(operator, took)| (name(&operator), took));
         if is_last {
@@ -293,9 +294,10 @@ impl Records {
         drop(before);
     }
 
-    /// The run was cut off: there is nothing to show.
-    pub(super) fn is_void(&self) -> bool {
-        self.control.strong_count() == 0 && lock(&self.last).is_none()
+    /// The run was cut off: there is nothing to show, and no device is kept open for it.
+    pub(super) fn cut_off(&self) {
+        let reader = lock(&self.reader).take();
+        reader.iter().for_each(|reader| reader.close());
     }
 
     pub(super) fn is_of(&self, flow: &Handle) -> bool {
@@ -385,8 +387,6 @@ impl Records {
             let before = &mut operators[number];
             if before.activity != activity || before.runs != runs {
                 *before = Now { activity, since: now, runs, ..*before };
-            } else if activity == Activity::Runs {
-                counts.poll = counts.poll.max(now - before.since);
             }
             // `Runs` is also an operator whose workers are all busy, and one that is polled again and again.
             let known = before.poll;
@@ -394,6 +394,10 @@ impl Records {
                 let since = known.filter(|(same, _)| *same == poll).map_or(now, |(_, since)| since);
                 (poll, since)
             });
+            // A poll may contain many runs, and a run many polls.
+            if let Some((_, since)) = before.poll {
+                counts.poll = counts.poll.max(now - since.max(before.since));
+            }
             if let Some((_, since)) = before.poll.filter(|(_, since)| *since < now && !may_block(number)) {
                 longest = longest.filter(|(_, other)| *other >= now - since).or(Some((number, now - since)));
             }

@@ -114,7 +114,7 @@ impl Axis {
         let before = SystemInstant::now();
         self.pool.backend.event_record(event.raw, self.stream).ok()?;
         for _ in 0..POLLS {
-            if self.pool.backend.event_query(event.raw).ok()? {
+            if self.pool.backend.event_is_passed(event.raw).ok()? {
                 let width = before.elapsed();
                 return Some((width, Anchor { event, at: before + width / 2 }));
             }

@@ -230,7 +230,7 @@ impl Stream {
             order.note_losses(&self.0.losses);
         }
         if let Some(meter) = &mut order.meter {
-            meter.enqueued();
+            meter.enqueued_by_user();
         }
         self.issue(order, count, losses)
     }

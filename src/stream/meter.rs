@@ -36,6 +36,7 @@ pub(super) struct Meter {
 /// A call that records an event on an idle stream and takes longer is repeated: the device may have passed the event at any
 /// time of the call. Measured on an H200: p50 1.2 us, p99 6.0, after a pause of 300 ms 20 (`device::cuda::tests::axis`).
 const LONG_RECORD: Duration = Duration::from_micros(3);
+const RETRIES: usize = 2;
 
 enum Phase {
     /// Between two runs.
@@ -105,6 +106,13 @@ impl Meter {
         }
     }
 
+    /// Called after a function of the user's has enqueued operations: from its begin on, the device may have worked.
+    pub(super) fn enqueued_by_user(&mut self) {
+        if let Phase::In(BegunSpan { enqueued: enqueued @ None, recorded, .. }) = &mut self.phase {
+            *enqueued = Some(*recorded);
+        }
+    }
+
     /// Called before a wait for another stream, and when a task waits for this one.
     pub(super) fn wait(&mut self, stream: RawStream) {
         self.end_span(stream);
@@ -112,14 +120,18 @@ impl Meter {
 
     fn begin_span(&self, stream: RawStream) -> Result<BegunSpan> {
         let (backend, from) = (&self.pool.backend, self.pool.take()?);
-        let was_idle = backend.stream_query(stream)?;
+        let was_idle = backend.stream_is_idle(stream)?;
         // An idle device passes the event at once, at a time that is as exact as the call was short.
         let record = || {
             let began = clock::now();
             backend.event_record(from.raw, stream).map(|()| (began, clock::now()))
         };
         let (mut began, mut recorded) = record()?;
-        if was_idle && recorded - began > LONG_RECORD && backend.event_instant(from.raw).is_none() {
+        let is_exact = !was_idle || backend.event_instant(from.raw).is_some();
+        for _ in 0..RETRIES {
+            if is_exact || recorded - began <= LONG_RECORD {
+                break;
+            }
             (began, recorded) = record()?;
         }
         Ok(BegunSpan { from, was_idle, began, recorded, enqueued: None })
@@ -130,10 +142,11 @@ impl Meter {
             return;
         }
         let Phase::In(span) = std::mem::replace(&mut self.phase, Phase::Armed) else { return };
+        // `None` if its operation was refused: the device has done nothing.
+        let Some(enqueued) = span.enqueued else { return };
         let (Ok(to), Some(owner)) = (self.record(stream), self.owner.as_ref()) else { return self.give_up() };
         let (run, times, spans) = (owner.run, owner.times.clone(), owner.spans.clone());
-        let BegunSpan { from, was_idle, began, recorded, enqueued } = span;
-        let (enqueued, stream) = (enqueued.unwrap_or(recorded), stream.0);
+        let (BegunSpan { from, was_idle, began, recorded, .. }, stream) = (span, stream.0);
         owner.reader.push(PendingSpan { run, times, spans, from, to, was_idle, began, recorded, enqueued, stream });
         self.recorded = true;
     }
@@ -160,15 +173,114 @@ impl fmt::Debug for Meter {
 
 #[cfg(test)]
 mod tests {
-    use std::{thread, time::Instant};
+    use std::{sync::atomic::Ordering, thread, time::Instant};
 
     use smallvec::SmallVec;
 
     use super::*;
     use crate::{
-        device::{Device, Emulated},
-        stream::{DeviceTimes, SpanReader, Stream},
+        device::{Device, Emulated, check::mock::MockBackend},
+        stream::{DeviceTime, DeviceTimes, SpanReader, Stream},
     };
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// What is counted of one run on a device with a clock of its own, which is idle and measures 100 ms between its events.
+    fn measured(does: impl FnOnce(&mut Meter, &MockBackend)) -> (DeviceTimes, Arc<MockBackend>) {
+        let device = Arc::new(MockBackend::default());
+        device.answer.store(true, Ordering::Relaxed);
+        *device.elapsed.lock() = 100 * MS;
+        let mut meter = Meter::new(&(device.clone() as Arc<dyn Backend>));
+        let (reader, times) = (SpanReader::new(), Arc::new(DeviceTimes::default()));
+        let owner = SpanOwner { reader: reader.clone(), run: 0, times: times.clone(), spans: SmallVec::new() };
+        drop(meter.begin_run(owner));
+        does(&mut meter, &device);
+        drop(meter.end_run(RawStream(1)));
+        reader.read(None);
+        drop((reader, meter));
+        (Arc::into_inner(times).expect("no other owner"), device)
+    }
+
+    /// Not a wait for an event: this is the duration that must not count, or must.
+    fn take_a_while() {
+        thread::sleep(5 * MS);
+    }
+
+    #[test]
+    fn an_idle_stream_has_nothing_to_do_while_the_first_operation_is_enqueued() {
+        let (times, _) = measured(|meter, _| {
+            meter.work(RawStream(1));
+            take_a_while();
+            meter.enqueued();
+            take_a_while();
+        });
+        let total = times.sums().total;
+        assert!(total > Duration::ZERO && total <= 95 * MS, "{total:?}");
+    }
+
+    #[test]
+    fn a_busy_stream_reaches_its_first_event_late() {
+        let (times, _) = measured(|meter, device| {
+            device.answer.store(false, Ordering::Relaxed);
+            meter.work(RawStream(1));
+            take_a_while();
+            meter.enqueued();
+            device.answer.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(times.sums().total, 100 * MS);
+    }
+
+    /// It may enqueue a thousand kernels, and the device works on the first of them meanwhile.
+    #[test]
+    fn what_a_function_of_the_users_enqueues_is_device_time_from_its_begin_on() {
+        let (times, _) = measured(|meter, _| {
+            meter.work(RawStream(1));
+            take_a_while();
+            meter.enqueued_by_user();
+        });
+        assert_eq!(times.sums().total, 100 * MS);
+    }
+
+    #[test]
+    fn an_operation_that_was_refused_has_no_device_time() {
+        let (times, _) = measured(|meter, _| {
+            meter.work(RawStream(1));
+            take_a_while();
+        });
+        assert_eq!(times.sums(), DeviceTime::default());
+        let (times, _) = measured(|meter, _| {
+            meter.work(RawStream(1));
+            meter.wait(RawStream(1));
+            meter.work(RawStream(1));
+            meter.enqueued_by_user();
+        });
+        assert_eq!((times.sums().total, times.sums().runs), (100 * MS, 1));
+    }
+
+    /// The device may have passed the event at any time of the call.
+    #[test]
+    fn a_record_that_takes_long_on_an_idle_stream_is_repeated_a_few_times() {
+        for (slow, records) in [(1, 2), (2, 3), (10, 3)] {
+            let mut seen = 0;
+            let (times, _) = measured(|meter, device| {
+                device.slow.store(slow, Ordering::Relaxed);
+                meter.work(RawStream(1));
+                seen = device.records.load(Ordering::Relaxed);
+                meter.enqueued_by_user();
+                device.slow.store(0, Ordering::Relaxed);
+            });
+            assert!(seen >= records && seen <= 1 + RETRIES, "{slow} slow ones: {seen}");
+            assert_eq!(times.sums().total, 100 * MS);
+        }
+        let (_, device) = measured(|meter, device| {
+            device.answer.store(false, Ordering::Relaxed);
+            device.slow.store(1, Ordering::Relaxed);
+            meter.work(RawStream(1));
+            meter.enqueued();
+            device.answer.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(device.records.load(Ordering::Relaxed), 2, "a busy stream's events are exact");
+    }
 
     /// An idle device passes the first event while the host is still about to enqueue the work.
     #[test]

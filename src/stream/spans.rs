@@ -230,7 +230,7 @@ impl SpanReader {
                 open.push(span);
                 continue;
             }
-            match span.pool().backend.event_query(span.to.raw) {
+            match span.pool().backend.event_is_passed(span.to.raw) {
                 Ok(true) => match span.took() {
                     Some(_) if found.is_none() && !keeps && span.spans.is_empty() => {}
                     Some(took) => span.place(took, &mut axes).into_iter().for_each(|passed| {

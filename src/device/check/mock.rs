@@ -5,7 +5,7 @@
 
 use std::{
     ptr::NonNull,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     time::Duration,
 };
 
@@ -16,13 +16,18 @@ use crate::{
 };
 
 #[derive(Debug, Default)]
-pub(super) struct MockBackend {
-    pub(super) answer: AtomicBool,
-    pub(super) refuse: AtomicBool,
+pub(crate) struct MockBackend {
+    pub(crate) answer: AtomicBool,
+    pub(crate) refuse: AtomicBool,
+    /// Between any two events.
+    pub(crate) elapsed: Mutex<Duration>,
+    /// How many records take a while from now on, and how many there were.
+    pub(crate) slow: AtomicUsize,
+    pub(crate) records: AtomicUsize,
     pub(super) functions: Mutex<Vec<Function>>,
 }
 
-pub(super) struct Function(pub(super) HostFunction);
+pub(crate) struct Function(pub(super) HostFunction);
 
 impl std::fmt::Debug for Function {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -90,13 +95,17 @@ impl Backend for MockBackend {
     }
     fn event_destroy(&self, _: RawEvent) {}
     fn event_record(&self, _: RawEvent, _: RawStream) -> Result<()> {
+        self.records.fetch_add(1, Ordering::Relaxed);
+        if self.slow.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |slow| slow.checked_sub(1)).is_ok() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         self.taken()
     }
     fn event_query(&self, _: RawEvent) -> Result<bool> {
         Ok(self.answer.load(Ordering::Relaxed))
     }
     fn event_elapsed(&self, _: RawEvent, _: RawEvent) -> Result<Duration> {
-        Ok(Duration::ZERO)
+        Ok(*self.elapsed.lock())
     }
     fn stream_wait(&self, _: RawStream, _: RawEvent) -> Result<()> {
         self.taken()

@@ -36,7 +36,7 @@ mod tombstones;
 mod written;
 
 #[cfg(test)]
-mod mock;
+pub(crate) mod mock;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -325,6 +325,10 @@ impl Backend for CheckedBackend {
         Ok(done)
     }
 
+    fn stream_is_idle(&self, stream: RawStream) -> Result<bool> {
+        self.inner.stream_is_idle(stream)
+    }
+
     fn stream_synchronize(&self, stream: RawStream) -> Result<()> {
         let whole = stream == RawStream(0);
         let end = self.with(stream, |race_state, component| race_state.end(component, whole))?;
@@ -360,6 +364,10 @@ impl Backend for CheckedBackend {
             race_state().observe(&past);
         }
         Ok(done)
+    }
+
+    fn event_is_passed(&self, event: RawEvent) -> Result<bool> {
+        self.inner.event_is_passed(event)
     }
 
     fn event_elapsed(&self, from: RawEvent, to: RawEvent) -> Result<Duration> {

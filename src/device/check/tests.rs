@@ -91,7 +91,10 @@ fn unordered_accesses_are_refused_before_they_run() {
     fill(&device, a, memory, 1, 64).unwrap();
     let error = fill(&device, b, memory, 2, 64).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Race);
-    // Still refused once the stream is done, as the host has not observed that; and nothing has changed.
+    // Still refused once the stream is done, as the host has only measured that; and nothing has changed.
+    while !device.stream_is_idle(a).unwrap() {
+        std::thread::yield_now();
+    }
     let error = touch(&device, b, memory, 64, false).unwrap_err();
     assert!(error.is_race());
     join(&device, a, b);

@@ -28,7 +28,11 @@ use tokio::{
 };
 
 use self::{access::PageAccess, server::Listening};
-use super::{Observe, environment::print_line, observer::ObservedFlows};
+use super::{
+    Observe,
+    environment::{PAGE, print_line},
+    observer::ObservedFlows,
+};
 use crate::{
     error::{Error, ErrorKind, Result},
     sync::{contained, log, logged},
@@ -141,7 +145,9 @@ impl Observe {
         if Handle::try_current().is_err() {
             return Err(Error::new(ErrorKind::Usage, "a page is opened in a tokio runtime"));
         }
-        let addresses = lookup_host(address).await.map_err(|error| Error::from(error).at("the address of the page"))?;
+        let addresses = lookup_host(address)
+            .await
+            .map_err(|error| Error::from(error).at("the address of the page (such as 127.0.0.1:0)"))?;
         let (listens, listening) = oneshot::channel();
         let open = Page::open(self.shared.clone(), addresses.collect(), &options, |result| {
             let _ = listens.send(result);
@@ -215,11 +221,16 @@ struct OpenPage {
 /// Serves a page until the process ends. It prints its URL.
 pub(super) fn open_for_process(flows: Arc<ObservedFlows>, address: SocketAddr) {
     let failed = |error: Error| {
-        print_line(format_args!("no page is served: {error:#}"));
-        logged(|| tracing::warn!("no page is served: {error:#}"));
+        print_line(format_args!("{PAGE} is not used: {error:#} (port 0 is a free one)"));
+        logged(|| tracing::warn!("{PAGE} is not used: {error:#}"));
     };
     let opened = Page::open(flows, vec![address], &PageOptions::new(), move |result| match result {
-        Ok(Listening { url, .. }) => print_line(format_args!("see the flows run at {url}")),
+        Ok(Listening { url, address }) => {
+            if !address.ip().is_loopback() {
+                print_line("the page can be reached from other machines, and is not encrypted");
+            }
+            print_line(format_args!("see the flows run at {url}"));
+        }
         Err(error) => failed(error),
     });
     match opened {
