@@ -46,11 +46,9 @@ fn hop(count: u64, observed: bool) {
         let last = flow.add("last", sink(|_: u64| std::future::ready(Ok(()))));
         flow.connect(output, last.input);
         #[cfg(feature = "observed")]
-        let _observe = observed.then(|| {
-            let observe = wakeline::observe::Observe::new();
-            flow.observe(&observe);
-            observe
-        });
+        if observed {
+            flow.observe(&wakeline::observe::Observe::new());
+        }
         assert!(!observed || cfg!(feature = "observed"), "needs the feature `observed`");
         flow.run().await.expect("a flow that works");
     });

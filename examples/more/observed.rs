@@ -133,7 +133,7 @@ async fn run(args: &Args) -> Result<Report> {
         // A flow that is stopped ends as usual: a trace that `WAKELINE_TRACE` names is saved.
         tokio::select! {
             () = tokio::time::sleep(seconds) => {}
-            _ = tokio::signal::ctrl_c() => {}
+            Ok(()) = tokio::signal::ctrl_c() => {}
         }
         handle.stop();
     });

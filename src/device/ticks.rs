@@ -3,7 +3,7 @@
 //! A run of an operator can take as little as 50 ns, and reading the system clock twice costs about as much. On x86-64
 //! the processor's time-stamp counter is read instead; it runs at a constant rate on every processor that CUDA
 //! supports. The length of its ticks follows from a span measured with both clocks, the whole run of the flow. On other
-//! architectures, and under Miri, a tick is a nanosecond of the system clock. Use it for statistics only: two cores can disagree by some
+//! architectures a tick is a nanosecond of the system clock. Use it for statistics only: two cores can disagree by some
 //! ticks.
 
 use std::time::{Duration, Instant};
@@ -20,14 +20,14 @@ pub(crate) struct TickClock {
 }
 
 impl Ticks {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[cfg(target_arch = "x86_64")]
     #[inline]
     pub(crate) fn now() -> Self {
         // SAFETY: every x86-64 processor has the instruction, and it only reads a counter.
         Self(unsafe { std::arch::x86_64::_rdtsc() })
     }
 
-    #[cfg(any(not(target_arch = "x86_64"), miri))]
+    #[cfg(not(target_arch = "x86_64"))]
     pub(crate) fn now() -> Self {
         static ZERO: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
         let since = ZERO.get_or_init(Instant::now).elapsed();

@@ -198,7 +198,7 @@ pub(super) fn launch(start: RunSetup) -> Running {
     let (sender, finished) = oneshot::channel();
     let (control, failing) = (start.control.clone(), start.control.clone());
     let threads = start.threads;
-    let watched = EndWatchersOnDrop { control: control.clone(), observers: start.observers.clone() };
+    let watched = EndOnDrop { control: control.clone(), observers: start.observers.clone() };
     spawn(threads, &format!("flow {}", control.name), async move {
         let mut driven = None;
         guarded(failing.clone(), "its own task".into(), async { driven = Some(drive(start, watched, &sender).await) })
@@ -213,25 +213,29 @@ pub(super) fn launch(start: RunSetup) -> Running {
     Running::new(control, finished)
 }
 
-/// Ends the streams of status changes with the flow, even if the runtime shuts down before the flow is polled.
-struct EndWatchersOnDrop {
+/// Ends the streams of status changes with the flow, even if the runtime shuts down before the flow is polled, and has the
+/// observers forget a run that is cut off so.
+struct EndOnDrop {
     control: Arc<Control>,
     observers: Vec<Arc<dyn FlowObserver>>,
 }
 
-impl Drop for EndWatchersOnDrop {
+impl Drop for EndOnDrop {
     fn drop(&mut self) {
         let Self { control, observers } = self;
-        if !control.has_ended() {
+        let is_cut_off = !control.has_ended();
+        if is_cut_off {
             control.fail(runtime_shut_down());
             control.end();
-            observers.iter().for_each(|observer| observer.is_cut_off(&Handle(control.clone())));
         }
         control.activity.watchers.end();
+        if is_cut_off {
+            observers.iter().for_each(|observer| observer.cut_off(&Handle(control.clone())));
+        }
     }
 }
 
-async fn drive(start: RunSetup, watched: EndWatchersOnDrop, sender: &oneshot::Sender<Finished>) -> Finished {
+async fn drive(start: RunSetup, watched: EndOnDrop, sender: &oneshot::Sender<Finished>) -> Finished {
     let RunSetup {
         flow,
         control,

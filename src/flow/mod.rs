@@ -115,7 +115,7 @@ pub(crate) trait FlowObserver: Send + Sync {
     /// A run has ended, and its hubs still exist. Called also for one whose operators have not begun.
     fn ends(&self, flow: &Handle);
     /// The runtime shuts down, and with it the run: [`ends`](Self::ends) is not called. Called on any thread.
-    fn is_cut_off(&self, flow: &Handle) {
+    fn cut_off(&self, flow: &Handle) {
         let _ = flow;
     }
 }

@@ -37,7 +37,7 @@ static INTERVAL: LazyLock<Option<Duration>> = LazyLock::new(|| {
     let interval = value.to_str().and_then(duration);
     if interval.is_none() {
         let value = value.display();
-        refuse(format!(
+        warn(format!(
             "{STATUS}={value} is not used: it must be a whole number with a unit, from `1ms` on: `500ms`, `2s`, `1m`"
         ));
     }
@@ -47,16 +47,16 @@ static INTERVAL: LazyLock<Option<Duration>> = LazyLock::new(|| {
 /// The file for the trace of the first flow that ends, if the environment names one.
 static FILE: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
     let file = PathBuf::from(std::env::var_os(TRACE).filter(|value| !value.is_empty())?);
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let has_folder = folder.is_none_or(Path::is_dir);
-    if file.file_name().is_some() && !file.is_dir() && has_folder {
+    if file.file_name().is_some() && !file.is_dir() {
+        // The program may create it before a flow ends.
+        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir());
+        folder.into_iter().for_each(|folder| {
+            warn(format!("{TRACE}: there is no folder `{}` yet: without it no trace is saved", folder.display()));
+        });
         return Some(file);
     }
-    let why = if has_folder { "" } else { " in a folder that exists" };
     let file = file.display();
-    refuse(format!(
-        "{TRACE}={file} is not used: it must be the path of a file that can be written{why}: `flow.pftrace`"
-    ));
+    warn(format!("{TRACE}={file} is not used: it must be the path of a file that can be written: `flow.pftrace`"));
     None
 });
 
@@ -67,14 +67,15 @@ static ADDRESS: LazyLock<Option<SocketAddr>> = LazyLock::new(|| {
     let wrong = match found {
         Ok(address @ Some(_)) if cfg!(feature = "page") => return address,
         Ok(Some(_)) => {
-            "wakeline was built without its feature `page`: build with `--features wakeline/page`, or add it in Cargo.toml".into()
+            "wakeline was built without its feature `page`, which `--features wakeline/page` or Cargo.toml enables"
+                .into()
         }
         Ok(None) => "it has no address".into(),
         Err(error) => {
             format!("{error}: it must be an address and a port: `127.0.0.1:7070`, or `127.0.0.1:0` for a free port")
         }
     };
-    refuse(format!("{PAGE}={} is not used: {wrong}", value.display()));
+    warn(format!("{PAGE}={} is not used: {wrong}", value.display()));
     None
 });
 
@@ -132,8 +133,8 @@ pub(super) fn print_line(line: impl Display) {
     let _ = writeln!(std::io::stderr().lock(), "wakeline: {line}");
 }
 
-/// Reports a wrong value of a variable.
-fn refuse(why: String) {
+/// Reports what is wrong with the value of a variable.
+fn warn(why: String) {
     print_line(&why);
     log(move || tracing::warn!("{why}"));
 }

@@ -106,7 +106,8 @@ impl WarningQueue {
                 logged(|| {
                     tracing::warn!(
                         target: "wakeline::observe",
-                        "{refused} warnings came too quickly to be logged or given to the hooks: see `Snapshot::warnings`"
+                        "{refused} warnings, which came too quickly or had no thread, were neither logged nor given to the hooks: \
+                         see `Snapshot::warnings`"
                     );
                 });
             }

@@ -329,7 +329,7 @@ impl FlowObserver for FlowRecords {
         shared.forget();
     }
 
-    fn is_cut_off(&self, flow: &Handle) {
+    fn cut_off(&self, flow: &Handle) {
         let shared = &self.observe.shared;
         let records: Vec<_> = lock(&shared.flows).extract_if(.., |records| records.is_of(flow)).collect();
         records.iter().for_each(|records| records.cut_off());

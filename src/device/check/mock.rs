@@ -9,6 +9,8 @@ use std::{
     time::Duration,
 };
 
+use futures::FutureExt;
+
 use crate::{
     device::backend::*,
     error::{Error, ErrorKind, Result},
@@ -21,8 +23,9 @@ pub(crate) struct MockBackend {
     pub(crate) refuse: AtomicBool,
     /// Between any two events.
     pub(crate) elapsed: Mutex<Duration>,
-    /// How many records take a while from now on, and how many there were.
+    /// How many of the next records take 5 ms.
     pub(crate) slow: AtomicUsize,
+    /// How many there were.
     pub(crate) records: AtomicUsize,
     pub(super) functions: Mutex<Vec<Function>>,
 }
@@ -33,6 +36,12 @@ impl std::fmt::Debug for Function {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("function")
     }
+}
+
+/// Has a call take `time` on tokio's clock, which must be paused.
+pub(crate) fn pass(time: Duration) {
+    // The first poll advances the clock.
+    let _ = tokio::time::advance(time).now_or_never();
 }
 
 /// The start of a range of `size` numbers that no other test uses.
@@ -97,7 +106,7 @@ impl Backend for MockBackend {
     fn event_record(&self, _: RawEvent, _: RawStream) -> Result<()> {
         self.records.fetch_add(1, Ordering::Relaxed);
         if self.slow.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |slow| slow.checked_sub(1)).is_ok() {
-            std::thread::sleep(Duration::from_millis(5));
+            pass(Duration::from_millis(5));
         }
         self.taken()
     }
