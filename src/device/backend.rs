@@ -468,6 +468,11 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     /// The time on the device between two timed events that the device has reached.
     fn event_elapsed(&self, from: RawEvent, to: RawEvent) -> Result<Duration>;
 
+    /// The same, to measure: `None` if the device has not reached `to`, which was recorded in one stream with `from`, after it.
+    fn event_elapsed_if_passed(&self, from: RawEvent, to: RawEvent) -> Result<Option<Duration>> {
+        Ok(if self.event_is_passed(to)? { Some(self.event_elapsed(from, to)?) } else { None })
+    }
+
     /// When, on tokio's clock, the device reached a timed event, which it has reached. `None` if the device has a clock
     /// of its own.
     fn event_instant(&self, event: RawEvent) -> Option<Result<Instant>> {

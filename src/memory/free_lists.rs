@@ -503,7 +503,7 @@ mod tests {
     /// parked blocks, and each block is found once its uses have passed.
     #[test]
     fn few_of_many_parked_blocks_are_inspected() {
-        const MANY: usize = 10_000;
+        const MANY: usize = if cfg!(miri) { 500 } else { 10_000 };
         let (seen, inspections) = (Seen::default(), Rc::<Cell<usize>>::default());
         let mut lists = FreeLists::new();
         for id in 0..MANY {

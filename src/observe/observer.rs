@@ -160,7 +160,7 @@ impl Observe {
     /// 16,777,216; with zero nothing is recorded. An event takes 24 bytes, which are allocated as they are needed, and are
     /// freed when the thread has ended and its events are older than what is [kept](Self::keep).
     ///
-    /// An event costs some 34 ns where a reading of the system's clock takes 30 ns (bench `observe`, the host of an H200). A
+    /// An event costs as much as a reading of the system's clock: 29 to 45 ns on hosts of an H200 (bench `observe`). A
     /// message has two, and so have each run and each poll of an operator. Chunks are not messages.
     ///
     /// Device work is in the trace where it is timed ([`device_times`](Self::device_times)), which is where a message is

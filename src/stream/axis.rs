@@ -66,8 +66,8 @@ impl Axes {
         self.all.iter_mut().filter(|axis| axis.tried.elapsed() >= EVERY).for_each(Axis::add_anchor);
     }
 
-    /// When the device passed an event, which it has passed, and until when at most.
-    pub(super) fn instant(&mut self, pool: &EventPool, event: RawEvent) -> Option<(Instant, Instant)> {
+    /// When the device passed an event, which it has passed, and until when at most. `after`: some time before that.
+    pub(super) fn instant(&mut self, pool: &EventPool, event: RawEvent, after: Instant) -> Option<(Instant, Instant)> {
         if let Some(known) = pool.backend.event_instant(event) {
             return known.ok().map(|exact| (exact, exact));
         }
@@ -79,7 +79,7 @@ impl Axes {
             }
         };
         let seen = SystemInstant::now();
-        self.all[at].instant(event).map(|exact| (Instant::from_std(exact), Instant::from_std(seen)))
+        self.all[at].instant(event, after.into_std()).map(|exact| (Instant::from_std(exact), Instant::from_std(seen)))
     }
 }
 
@@ -123,15 +123,13 @@ impl Axis {
         None
     }
 
-    fn instant(&self, event: RawEvent) -> Option<SystemInstant> {
+    fn instant(&self, event: RawEvent, after: SystemInstant) -> Option<SystemInstant> {
         // The last anchor that the device passed before the event, or else the first one.
-        let offsets = self.anchors.iter().enumerate().rev().map(|(at, anchor)| (at, self.offset(anchor, event)));
-        let (at, offset) =
-            offsets.filter_map(|(at, offset)| Some((at, offset?))).find(|(at, offset)| *at == 0 || *offset > 0)?;
-        let offset = offset as f64 * self.rate;
+        let before = self.anchors.partition_point(|anchor| anchor.at <= after);
+        let anchor = self.anchors.get(before.saturating_sub(1))?;
+        let offset = self.offset(anchor, event)? as f64 * self.rate;
         let nanos = Duration::from_nanos(offset.abs() as u64);
-        let anchor = self.anchors[at].at;
-        if offset >= 0.0 { anchor.checked_add(nanos) } else { anchor.checked_sub(nanos) }
+        if offset >= 0.0 { anchor.at.checked_add(nanos) } else { anchor.at.checked_sub(nanos) }
     }
 
     /// The rate between the first and the last anchor.

@@ -230,18 +230,18 @@ impl SpanReader {
                 open.push(span);
                 continue;
             }
-            match span.pool().backend.event_is_passed(span.to.raw) {
-                Ok(true) => match span.took() {
-                    Some(_) if found.is_none() && !keeps && span.spans.is_empty() => {}
-                    Some(took) => span.place(took, &mut axes).into_iter().for_each(|passed| {
+            match span.pool().backend.event_elapsed_if_passed(span.from.raw, span.to.raw) {
+                Ok(Some(between)) => {
+                    let took = span.count(between);
+                    let is_wanted = found.is_some() || keeps || !span.spans.is_empty();
+                    if let Some(passed) = is_wanted.then(|| span.place(took, &mut axes)).flatten() {
                         if keeps {
                             lock(&self.kept).add(span.kept(passed), Self::MOST_KEPT);
                         }
                         found.iter_mut().for_each(|found| found(passed));
-                    }),
-                    None => span.miss(),
-                },
-                Ok(false) => {
+                    }
+                }
+                Ok(None) => {
                     busy.push(stream);
                     open.push(span);
                 }
@@ -314,17 +314,17 @@ impl PendingSpan {
         self.enqueued.saturating_duration_since(since)
     }
 
-    /// The time that its work took. Counts it.
-    fn took(&self) -> Option<Duration> {
-        let took = self.pool().backend.event_elapsed(self.from.raw, self.to.raw).ok()?.saturating_sub(self.idled());
+    /// Counts the time that its work took, of that between its events, and returns it.
+    fn count(&self, between: Duration) -> Duration {
+        let took = between.saturating_sub(self.idled());
         self.times.pending.fetch_sub(1, Ordering::Relaxed);
         self.times.add(self.run, took);
-        Some(took)
+        took
     }
 
     /// Its time on the host's axis: not before it was enqueued, and not after its completion was seen.
     fn place(&self, took: Duration, axes: &mut Axes) -> Option<PassedSpan> {
-        let (exact, seen) = axes.instant(self.pool(), self.to.raw)?;
+        let (exact, seen) = axes.instant(self.pool(), self.to.raw, self.enqueued)?;
         let ended = exact.clamp(self.enqueued, seen.max(self.enqueued));
         let began = exact.checked_sub(took).unwrap_or(self.began);
         let early = (self.began + self.idled()).saturating_duration_since(began);

@@ -374,6 +374,10 @@ impl Backend for CheckedBackend {
         self.inner.event_elapsed(from, to)
     }
 
+    fn event_elapsed_if_passed(&self, from: RawEvent, to: RawEvent) -> Result<Option<Duration>> {
+        self.inner.event_elapsed_if_passed(from, to)
+    }
+
     fn event_instant(&self, event: RawEvent) -> Option<Result<Instant>> {
         self.inner.event_instant(event)
     }

@@ -45,6 +45,7 @@ mod warm_up;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use std::{
+    cell::Cell,
     ffi::{CStr, c_char, c_int, c_uint},
     fmt, ptr,
     ptr::NonNull,
@@ -58,8 +59,8 @@ use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{CUdevice_attribute, CUevent, CUevent_flags, CUstream, CUstream_flags};
 
 use self::{
-    context::Context, driver::Code, driver::Driver, gate::ContextGate, graph::CudaGraphs, kernel::Kernels,
-    memory::DriverMemory, pinned::Pinned, warm_up::WarmUp,
+    context::Context, driver::Driver, gate::ContextGate, graph::CudaGraphs, kernel::Kernels, memory::DriverMemory,
+    pinned::Pinned, warm_up::WarmUp,
 };
 use super::backend::{
     Address, Backend, Endpoint, ExternalNodes, ExternalWork, GraphCondition, HostCallback, HostFunction, KernelDef,
@@ -342,17 +343,22 @@ impl Backend for CudaBackend {
     }
 
     fn event_elapsed(&self, from: RawEvent, to: RawEvent) -> Result<Duration> {
-        let driver = self.cx.enter()?;
-        let mut milliseconds = 0_f32;
-        // SAFETY: live events; `milliseconds` outlives the call, which writes one float.
-        let code = unsafe { (driver.event_elapsed_time)(&mut milliseconds, event(from), event(to)) };
-        if code == Code::NOT_READY {
+        self.event_elapsed_if_passed(from, to)?.ok_or_else(|| {
             let text = "the time between two events is not known until the device has reached both";
-            return Err(Error::new(ErrorKind::Usage, text).at(self.cx.name.clone()));
-        }
-        self.cx.check(code, "cuEventElapsedTime")?;
+            Error::new(ErrorKind::Usage, text).at(self.cx.name.clone())
+        })
+    }
+
+    fn event_elapsed_if_passed(&self, from: RawEvent, to: RawEvent) -> Result<Option<Duration>> {
+        let milliseconds = Cell::new(0_f32);
+        let code = self.cx.call_without_context(None, |driver| {
+            // SAFETY: live events; `milliseconds` outlives the call, which writes one float.
+            unsafe { (driver.event_elapsed_time)(milliseconds.as_ptr(), event(from), event(to)) }
+        })?;
+        let is_passed = self.cx.check_ready(code, "cuEventElapsedTime")?;
         // Negative if the events passed in the reverse order.
-        Ok(Duration::try_from_secs_f64(f64::from(milliseconds).max(0.0) / 1e3).unwrap_or_default())
+        let took = || Duration::try_from_secs_f64(f64::from(milliseconds.get()).max(0.0) / 1e3).unwrap_or_default();
+        Ok(is_passed.then(took))
     }
 
     fn stream_wait(&self, raw: RawStream, awaited: RawEvent) -> Result<()> {

@@ -9,6 +9,7 @@ mod lasting;
 
 use std::sync::atomic::AtomicUsize;
 
+use super::driver::Code;
 use super::*;
 use crate::device::backend::HostCallback;
 
