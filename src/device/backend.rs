@@ -473,6 +473,11 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
         Ok(if self.event_is_passed(to)? { Some(self.event_elapsed(from, to)?) } else { None })
     }
 
+    /// How long the device takes to pass a timed event: the time between two with nothing between them.
+    fn event_time(&self) -> Duration {
+        Duration::ZERO
+    }
+
     /// When, on tokio's clock, the device reached a timed event, which it has reached. `None` if the device has a clock
     /// of its own.
     fn event_instant(&self, event: RawEvent) -> Option<Result<Instant>> {

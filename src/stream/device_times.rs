@@ -8,8 +8,8 @@ use std::{
 
 use crate::sync::{Mutex, lock};
 
-/// The device time spent on the runs of one operator, between two timed events around each run's work: on an H200 some 2 to
-/// 3 us more than the work itself (`guide/facts.md`).
+/// The device time spent on the runs of one operator, between two timed events around each run's work, less what the device
+/// takes to pass an event: on an H200 up to 1.5 us more than the work itself (`guide/facts.md`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

@@ -233,6 +233,19 @@ mod tests {
         assert_eq!(times, of_one_run(100 * MS));
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn the_time_that_the_device_takes_to_pass_an_event_does_not_count() {
+        for (of_event, counts) in [(3 * MS, 97 * MS), (200 * MS, Duration::ZERO)] {
+            let (times, _) = measured(|meter, device| {
+                *device.event_time.lock() = of_event;
+                device.answer.store(false, Ordering::Relaxed);
+                meter.work(ON);
+                meter.enqueued();
+            });
+            assert_eq!(times, of_one_run(counts));
+        }
+    }
+
     /// It may enqueue a thousand kernels, and the device works on the first of them meanwhile.
     #[tokio::test(start_paused = true)]
     async fn what_a_function_of_the_users_enqueues_is_device_time_from_its_begin_on() {

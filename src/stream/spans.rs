@@ -316,7 +316,7 @@ impl PendingSpan {
 
     /// Counts the time that its work took, of that between its events, and returns it.
     fn count(&self, between: Duration) -> Duration {
-        let took = between.saturating_sub(self.idled());
+        let took = between.saturating_sub(self.pool().backend.event_time() + self.idled());
         self.times.pending.fetch_sub(1, Ordering::Relaxed);
         self.times.add(self.run, took);
         took

@@ -23,6 +23,7 @@ pub(crate) struct MockBackend {
     pub(crate) refuse: AtomicBool,
     /// Between any two events.
     pub(crate) elapsed: Mutex<Duration>,
+    pub(crate) event_time: Mutex<Duration>,
     /// How many of the next records take 5 ms.
     pub(crate) slow: AtomicUsize,
     /// How many there were.
@@ -115,6 +116,9 @@ impl Backend for MockBackend {
     }
     fn event_elapsed(&self, _: RawEvent, _: RawEvent) -> Result<Duration> {
         Ok(*self.elapsed.lock())
+    }
+    fn event_time(&self) -> Duration {
+        *self.event_time.lock()
     }
     fn stream_wait(&self, _: RawStream, _: RawEvent) -> Result<()> {
         self.taken()

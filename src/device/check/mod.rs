@@ -378,6 +378,10 @@ impl Backend for CheckedBackend {
         self.inner.event_elapsed_if_passed(from, to)
     }
 
+    fn event_time(&self) -> Duration {
+        self.inner.event_time()
+    }
+
     fn event_instant(&self, event: RawEvent) -> Option<Result<Instant>> {
         self.inner.event_instant(event)
     }

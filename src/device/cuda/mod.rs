@@ -17,6 +17,7 @@
 //! | `kernel.rs` | a kernel on one device: loaded once, launched |
 //! | `host.rs` | closures that a stream or a graph calls |
 //! | `graph.rs` | graphs: built, captured, launched, changed |
+//! | `event_time.rs` | how long a device takes to pass a timed event |
 //! | `warm_up.rs` | empty launches that keep the next launch quick |
 //!
 //! Streams and events are the driver's handles as numbers; `RawStream(0)` is the legacy default stream. Only the calls
@@ -28,6 +29,7 @@
 
 mod context;
 mod driver;
+mod event_time;
 mod gate;
 mod graph;
 mod host;
@@ -117,6 +119,7 @@ pub(crate) struct CudaBackend {
     gate: ContextGate,
     /// `None` if the driver refused it: launches after a pause are then slower.
     warm_up: Option<WarmUp>,
+    event_time: Duration,
 }
 
 impl fmt::Debug for CudaBackend {
@@ -165,8 +168,10 @@ impl CudaBackend {
             graphs: CudaGraphs::default(),
             gate: ContextGate::default(),
             warm_up: None,
+            event_time: Duration::ZERO,
         };
         backend.warm_up = WarmUp::new(&backend).ok();
+        backend.event_time = event_time::event_time(&backend);
         Ok(backend)
     }
 
@@ -359,6 +364,10 @@ impl Backend for CudaBackend {
         // Negative if the events passed in the reverse order.
         let took = || Duration::try_from_secs_f64(f64::from(milliseconds.get()).max(0.0) / 1e3).unwrap_or_default();
         Ok(is_passed.then(took))
+    }
+
+    fn event_time(&self) -> Duration {
+        self.event_time
     }
 
     fn stream_wait(&self, raw: RawStream, awaited: RawEvent) -> Result<()> {
