@@ -468,12 +468,13 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     /// The time on the device between two timed events that the device has reached.
     fn event_elapsed(&self, from: RawEvent, to: RawEvent) -> Result<Duration>;
 
-    /// The same, to measure: `None` if the device has not reached `to`, which was recorded in one stream with `from`, after it.
+    /// The same, `None` while the device has not reached `to`, which was recorded after `from` in the same stream. To measure:
+    /// nothing is ordered by the answer.
     fn event_elapsed_if_passed(&self, from: RawEvent, to: RawEvent) -> Result<Option<Duration>> {
         Ok(if self.event_is_passed(to)? { Some(self.event_elapsed(from, to)?) } else { None })
     }
 
-    /// How long the device takes to pass a timed event: the time between two with nothing between them.
+    /// How long the device takes to pass a timed event: the time between two with nothing between them. Zero if it is unknown.
     fn event_time(&self) -> Duration {
         Duration::ZERO
     }

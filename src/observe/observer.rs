@@ -98,7 +98,7 @@ impl Observe {
     /// Sets whether the device work of operators is timed, for flows that it is given from now on: of runs that a followed
     /// message goes through, and of one run in as many as there are messages to a followed one if none of those was
     /// timed. Only work on the operator's own stream and copies by hubs are timed. Two timed events cost a run 2.6 us
-    /// where it is timed (H100, `guide/facts.md`).
+    /// where it is timed (H200, `guide/facts.md`).
     #[must_use]
     pub fn device_times(mut self, on: bool) -> Self {
         self.sampling.device_times = on;
@@ -160,8 +160,8 @@ impl Observe {
     /// 16,777,216; with zero nothing is recorded. An event takes 24 bytes, which are allocated as they are needed, and are
     /// freed when the thread has ended and its events are older than what is [kept](Self::keep).
     ///
-    /// An event costs as much as a reading of the system's clock: 29 to 45 ns on hosts of an H200 (bench `observe`). A
-    /// message has two, and so have each run and each poll of an operator. Chunks are not messages.
+    /// An event costs as much as a reading of the system's clock: 29 to 45 ns on hosts of H200s (bench `observe`). A message
+    /// has two, and so have each run and each poll of an operator. Chunks are not messages.
     ///
     /// Device work is in the trace where it is timed ([`device_times`](Self::device_times)), which is where a message is
     /// followed ([`paths`](Self::paths)): with `paths(1)` all of it is.

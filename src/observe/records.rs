@@ -224,8 +224,9 @@ impl Records {
         match reader {
             Some(reader) if is_last => reader.close(),
             Some(reader) => {
-                reader.adjust();
                 reader.read(None);
+                // The next spans are placed by this anchor: they are later.
+                reader.adjust();
             }
             None => {}
         }

@@ -3,8 +3,8 @@
 //! A backend whose events have the host's time says it itself. A CUDA device has a clock of its own, and only tells the
 //! time between two of its events. So now and then an anchor is recorded: an event on an idle stream, polled between two
 //! readings of the host's clock, so that its time on the host's axis is known to some microseconds. Other events are
-//! placed by their distance from it, at the rate at which the device's clock went between the oldest
-//! and the newest anchor.
+//! placed by their distance from the newest anchor, at the rate at which the device's clock went between the oldest
+//! and the newest one.
 //!
 //! ```text
 //!   host     ──┬──────────────────────┬───────────────x──        x = anchor + distance · rate
@@ -12,7 +12,7 @@
 //!   device   ──┴──────────────────────┴───────────────e──
 //! ```
 //!
-//! Measured on an H100 (`guide/facts.md`): the readings lie 6 us apart, and the clocks drift by 24 us in 5 s.
+//! Measured (`guide/facts.md`): the readings lie 6 us apart, and the clocks drift by 24 us in 5 s.
 
 use std::{
     collections::VecDeque,
@@ -37,7 +37,7 @@ const OLD: Duration = Duration::from_secs(2);
 const POLLS: u32 = 10_000;
 /// The shortest time over which a rate is measured.
 const BASELINE: Duration = Duration::from_secs(2);
-/// Anchors that are kept: a span that is read late is placed by the anchors around it.
+/// Anchors that are kept, for the rate.
 const ANCHORS: usize = 16;
 
 /// The axes of all devices.
@@ -66,8 +66,8 @@ impl Axes {
         self.all.iter_mut().filter(|axis| axis.tried.elapsed() >= EVERY).for_each(Axis::add_anchor);
     }
 
-    /// When the device passed an event, which it has passed, and until when at most. `after`: some time before that.
-    pub(super) fn instant(&mut self, pool: &EventPool, event: RawEvent, after: Instant) -> Option<(Instant, Instant)> {
+    /// When the device passed an event, which it has passed, and until when at most.
+    pub(super) fn instant(&mut self, pool: &EventPool, event: RawEvent) -> Option<(Instant, Instant)> {
         if let Some(known) = pool.backend.event_instant(event) {
             return known.ok().map(|exact| (exact, exact));
         }
@@ -79,7 +79,7 @@ impl Axes {
             }
         };
         let seen = SystemInstant::now();
-        self.all[at].instant(event, after.into_std()).map(|exact| (Instant::from_std(exact), Instant::from_std(seen)))
+        self.all[at].instant(event).map(|exact| (Instant::from_std(exact), Instant::from_std(seen)))
     }
 }
 
@@ -123,10 +123,9 @@ impl Axis {
         None
     }
 
-    fn instant(&self, event: RawEvent, after: SystemInstant) -> Option<SystemInstant> {
-        // The last anchor that the device passed before the event, or else the first one.
-        let before = self.anchors.partition_point(|anchor| anchor.at <= after);
-        let anchor = self.anchors.get(before.saturating_sub(1))?;
+    /// By the last anchor: each comparison with one is a call of the driver.
+    fn instant(&self, event: RawEvent) -> Option<SystemInstant> {
+        let anchor = self.anchors.back()?;
         let offset = self.offset(anchor, event)? as f64 * self.rate;
         let nanos = Duration::from_nanos(offset.abs() as u64);
         if offset >= 0.0 { anchor.at.checked_add(nanos) } else { anchor.at.checked_sub(nanos) }
@@ -159,5 +158,35 @@ impl Axis {
 impl Drop for Axis {
     fn drop(&mut self) {
         self.pool.backend.stream_destroy(self.stream);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+    use crate::device::{backend::Backend, check::mock::MockBackend};
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Each call of the driver that compares two events counts: another thread may launch without pause.
+    #[test]
+    fn an_event_is_compared_with_the_newest_anchor_only() {
+        let device = Arc::new(MockBackend::default());
+        device.answer.store(true, Ordering::Relaxed);
+        let pool = EventPool::new(&(device.clone() as Arc<dyn Backend>));
+        let mut axis = Axis::new(&pool).unwrap();
+        let newest = axis.anchors[0].at + 10 * MS;
+        axis.anchors.push_back(Anchor { event: pool.take().unwrap(), at: newest });
+        let event = pool.take().unwrap();
+        *device.elapsed.lock() = MS;
+        let before = device.compared.load(Ordering::Relaxed);
+        assert_eq!(axis.instant(event.raw), Some(newest + MS));
+        assert_eq!(device.compared.load(Ordering::Relaxed) - before, 1);
+        // Negative times are given as zero: the other way round.
+        *device.elapsed.lock() = Duration::ZERO;
+        assert_eq!(axis.instant(event.raw), Some(newest));
+        assert_eq!(device.compared.load(Ordering::Relaxed) - before, 3);
     }
 }

@@ -324,7 +324,7 @@ impl PendingSpan {
 
     /// Its time on the host's axis: not before it was enqueued, and not after its completion was seen.
     fn place(&self, took: Duration, axes: &mut Axes) -> Option<PassedSpan> {
-        let (exact, seen) = axes.instant(self.pool(), self.to.raw, self.enqueued)?;
+        let (exact, seen) = axes.instant(self.pool(), self.to.raw)?;
         let ended = exact.clamp(self.enqueued, seen.max(self.enqueued));
         let began = exact.checked_sub(took).unwrap_or(self.began);
         let early = (self.began + self.idled()).saturating_duration_since(began);

@@ -24,6 +24,8 @@ pub(crate) struct MockBackend {
     /// Between any two events.
     pub(crate) elapsed: Mutex<Duration>,
     pub(crate) event_time: Mutex<Duration>,
+    /// How often two events were compared.
+    pub(crate) compared: AtomicUsize,
     /// How many of the next records take 5 ms.
     pub(crate) slow: AtomicUsize,
     /// How many there were.
@@ -115,6 +117,7 @@ impl Backend for MockBackend {
         Ok(self.answer.load(Ordering::Relaxed))
     }
     fn event_elapsed(&self, _: RawEvent, _: RawEvent) -> Result<Duration> {
+        self.compared.fetch_add(1, Ordering::Relaxed);
         Ok(*self.elapsed.lock())
     }
     fn event_time(&self) -> Duration {

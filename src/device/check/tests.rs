@@ -1,6 +1,9 @@
 //! Tests of the checker over the emulated device, and of its memory use in a long run.
 
-use std::sync::{Arc, atomic::Ordering, mpsc};
+use std::{
+    sync::{Arc, atomic::Ordering, mpsc},
+    time::Duration,
+};
 
 use super::{
     CheckedBackend, checked,
@@ -80,6 +83,27 @@ fn an_event_is_order() {
     touch(&device, b, memory, 64, false).unwrap();
     join(&device, b, c);
     fill(&device, c, memory, 2, 64).unwrap();
+}
+
+/// Otherwise races would be hidden.
+#[test]
+fn measuring_orders_nothing_and_reaches_the_device() {
+    let mock = Arc::new(MockBackend::default());
+    mock.answer.store(true, Ordering::Relaxed);
+    *mock.elapsed.lock() = Duration::from_millis(5);
+    *mock.event_time.lock() = Duration::from_millis(2);
+    let device: Arc<dyn Backend> = Arc::new(CheckedBackend::new(mock));
+    assert_eq!(device.event_time(), Duration::from_millis(2));
+    let (a, b) = (stream(&device, "a"), stream(&device, "b"));
+    let memory = device.alloc(64).unwrap();
+    let [from, to] = [(); 2].map(|()| device.event_create(true).unwrap());
+    device.event_record(from, a).unwrap();
+    fill(&device, a, memory, 1, 64).unwrap();
+    device.event_record(to, a).unwrap();
+    assert_eq!(device.event_elapsed_if_passed(from, to).unwrap(), Some(Duration::from_millis(5)));
+    assert!(fill(&device, b, memory, 2, 64).unwrap_err().is_race());
+    assert!(device.event_query(to).unwrap());
+    fill(&device, b, memory, 2, 64).unwrap();
 }
 
 #[test]

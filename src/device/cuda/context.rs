@@ -153,7 +153,7 @@ impl Context {
         Ok(self.driver)
     }
 
-    /// Makes a call that is known to need no current context: `cuEventQuery`, `cuEventElapsedTime`, and `cuEventRecord` and
+    /// Makes a call that is known to need no current context: `cuEventQuery`, and `cuEventRecord` and
     /// `cuStreamWaitEvent` on a created stream (tested on a thread without a context, driver 580.159.04). If a driver
     /// requires a current context, the call is repeated with one. The default stream belongs to the current context, so
     /// it needs `enter`.

@@ -1,49 +1,99 @@
 //! How long a device takes to pass a timed event.
 //!
-//! Two events that enclose work are as far apart as the work takes, and one of them. On an H200 (driver 580.159.04) two events
-//! with nothing between them are 1.28 us apart, of 2,000 none less than 1.25 nor, behind a kernel that was still running, 1 in
-//! 100 more than 1.31. On an idle stream the host may be the slower one, so the least of some counts.
+//! The time between two events includes what the device takes to pass one of them. On an H200 (driver 580.159.04) two events
+//! with nothing between them are 1.28 us apart (`guide/facts.md`). They are recorded behind a kernel that runs for longer than
+//! the host takes to record them: on an idle stream the host may be the slower one.
 
 use std::time::Duration;
 
 use super::CudaBackend;
 use crate::{
-    device::backend::{Backend, RawEvent, RawStream, StreamSpec},
+    device::{
+        CudaTypes,
+        backend::{Backend, BodyArg, KernelDef, KernelNumber, KernelSource, Launch, RawEvent, RawStream},
+    },
     error::Result,
+    sync::log,
 };
 
-const EVENTS: usize = 32;
-/// Queries of the last event: some milliseconds.
+/// The least of so many counts: another program may use the device.
+const ROUNDS: u32 = 4;
+/// Queries for the events of a round: some milliseconds.
 const QUERIES: u32 = 10_000;
-/// More is due to the host, such as where a tool examines each call.
-const MOST: Duration = Duration::from_micros(2);
+/// A longer time is not that of an event.
+const MOST: Duration = Duration::from_micros(10);
 
-/// Zero if it is not known.
-pub(super) fn event_time(backend: &CudaBackend) -> Duration {
-    let mut events = Vec::with_capacity(EVENTS);
-    let measured = measure(backend, &mut events);
-    events.into_iter().for_each(|event| backend.event_destroy(event));
-    measured.ok().flatten().filter(|time| *time <= MOST).unwrap_or_default()
+/// Runs for 100,000 of the device's cycles, about 50 us.
+static WAIT: KernelDef = KernelDef {
+    name: "wakeline_wait",
+    file: "event_time.rs",
+    declared: concat!(file!(), ":", line!()),
+    source: KernelSource::Ptx(PTX),
+    prototype,
+    body: unused_body,
+    number: KernelNumber::new(),
+};
+
+fn prototype(_: &mut CudaTypes) -> String {
+    "void wakeline_wait()".into()
 }
 
-fn measure(backend: &CudaBackend, events: &mut Vec<RawEvent>) -> Result<Option<Duration>> {
-    for _ in 0..EVENTS {
-        events.push(backend.event_create(true)?);
+/// Never called: the emulated device does not measure this.
+fn unused_body(_: &[BodyArg]) {}
+
+const PTX: &str = "
+.version 6.0
+.target sm_50
+.address_size 64
+.visible .entry wakeline_wait()
+{
+    .reg .u64 %begin, %now, %passed;
+    .reg .pred %waits;
+    mov.u64 %begin, %clock64;
+again:
+    mov.u64 %now, %clock64;
+    sub.u64 %passed, %now, %begin;
+    setp.lt.u64 %waits, %passed, 100000;
+    @%waits bra again;
+    ret;
+}
+";
+
+/// Zero if it is unknown. `stream`: one with nothing to do.
+pub(super) fn event_time(device: &CudaBackend, stream: RawStream) -> Duration {
+    match measure(device, stream) {
+        Ok(Some(time)) if time <= MOST => time,
+        other => {
+            log(
+                move || tracing::debug!(measured = ?other, "what the device takes to pass an event is unknown: device times include it"),
+            );
+            Duration::ZERO
+        }
     }
-    let stream = backend.stream_create(&StreamSpec { name: "event time".into(), priority: 0, non_blocking: true })?;
-    let least = record(backend, events, stream);
-    backend.stream_destroy(stream);
+}
+
+fn measure(device: &CudaBackend, stream: RawStream) -> Result<Option<Duration>> {
+    device.load(&WAIT)?;
+    let from = device.event_create(true)?;
+    let least = device.event_create(true).and_then(|to| {
+        let rounds = (0..ROUNDS).map(|_| round(device, stream, from, to)).collect::<Result<Option<Vec<_>>>>();
+        device.event_destroy(to);
+        Ok(rounds?.and_then(|rounds| rounds.into_iter().min()))
+    });
+    device.event_destroy(from);
     least
 }
 
-/// `None` if the device has not passed them in time: others use it.
-fn record(backend: &CudaBackend, events: &[RawEvent], stream: RawStream) -> Result<Option<Duration>> {
-    events.iter().try_for_each(|event| backend.event_record(*event, stream))?;
-    let Some(last) = events.last() else { return Ok(None) };
+/// `None` if the device has not passed the events in time: others use it.
+fn round(device: &CudaBackend, stream: RawStream, from: RawEvent, to: RawEvent) -> Result<Option<Duration>> {
+    let launch = Launch { kernel: &WAIT, grid: [1; 3], block: [1; 3], shared_bytes: 0, args: &[] };
+    // SAFETY: a live stream; the kernel has no parameters and accesses no memory.
+    unsafe { device.launch(stream, &launch)? };
+    device.event_record(from, stream)?;
+    device.event_record(to, stream)?;
     for _ in 0..QUERIES {
-        if backend.event_query(*last)? {
-            let between = events.windows(2).map(|pair| backend.event_elapsed(pair[0], pair[1]));
-            return between.collect::<Result<Vec<_>>>().map(|between| between.into_iter().min());
+        if let Some(between) = device.event_elapsed_if_passed(from, to)? {
+            return Ok(Some(between));
         }
         std::hint::spin_loop();
     }

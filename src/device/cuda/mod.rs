@@ -47,7 +47,6 @@ mod warm_up;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use std::{
-    cell::Cell,
     ffi::{CStr, c_char, c_int, c_uint},
     fmt, ptr,
     ptr::NonNull,
@@ -119,6 +118,7 @@ pub(crate) struct CudaBackend {
     gate: ContextGate,
     /// `None` if the driver refused it: launches after a pause are then slower.
     warm_up: Option<WarmUp>,
+    /// Zero if it is unknown.
     event_time: Duration,
 }
 
@@ -171,7 +171,9 @@ impl CudaBackend {
             event_time: Duration::ZERO,
         };
         backend.warm_up = WarmUp::new(&backend).ok();
-        backend.event_time = event_time::event_time(&backend);
+        if let Some(warm_up) = &backend.warm_up {
+            backend.event_time = event_time::event_time(&backend, warm_up.stream());
+        }
         Ok(backend)
     }
 
@@ -355,14 +357,13 @@ impl Backend for CudaBackend {
     }
 
     fn event_elapsed_if_passed(&self, from: RawEvent, to: RawEvent) -> Result<Option<Duration>> {
-        let milliseconds = Cell::new(0_f32);
-        let code = self.cx.call_without_context(None, |driver| {
-            // SAFETY: live events; `milliseconds` outlives the call, which writes one float.
-            unsafe { (driver.event_elapsed_time)(milliseconds.as_ptr(), event(from), event(to)) }
-        })?;
+        let driver = self.cx.enter()?;
+        let mut milliseconds = 0_f32;
+        // SAFETY: live events; `milliseconds` outlives the call, which writes one float.
+        let code = unsafe { (driver.event_elapsed_time)(&mut milliseconds, event(from), event(to)) };
         let is_passed = self.cx.check_ready(code, "cuEventElapsedTime")?;
         // Negative if the events passed in the reverse order.
-        let took = || Duration::try_from_secs_f64(f64::from(milliseconds.get()).max(0.0) / 1e3).unwrap_or_default();
+        let took = || Duration::try_from_secs_f64(f64::from(milliseconds).max(0.0) / 1e3).unwrap_or_default();
         Ok(is_passed.then(took))
     }
 

@@ -83,6 +83,10 @@ impl WarmUp {
         }
     }
 
+    pub(super) fn stream(&self) -> RawStream {
+        self.stream
+    }
+
     /// Launches the kernel, unless its last launch is not done, or another call waits for the context.
     pub(super) fn run(&self, device: &CudaBackend) -> Result<()> {
         if device.gate.is_pending() || self.runs.swap(true, Ordering::Acquire) {

@@ -114,11 +114,29 @@ fn device_work_lies_between_its_enqueue_and_its_completion() {
     // What is counted in `DeviceTime`, which nothing clamps: three kernels a run.
     for (name, times) in [("busy", busy_times), ("idle", idle_times)] {
         let more = times.sums().mean().as_secs_f64() - LENGTHS.iter().sum::<Duration>().as_secs_f64();
-        println!("figure axis.counted.{name}.mean = {:.1} us", more * 1e6 / LENGTHS.len() as f64);
+        let more = more * 1e6 / LENGTHS.len() as f64;
+        println!("figure axis.counted.{name}.mean = {more:.1} us");
+        assert!((-0.2..2.0).contains(&more), "{more}");
     }
     assert!(at(&outside, 0.999) <= Duration::from_micros(6), "{:?}", at(&outside, 0.999));
-    assert!(at(&busy, 0.999) <= Duration::from_micros(3), "{:?}", at(&busy, 0.999));
+    assert!(at(&busy, 0.999) <= Duration::from_micros(2), "{:?}", at(&busy, 0.999));
     assert!(at(&idle, 0.99) <= Duration::from_micros(3), "{:?}", at(&idle, 0.99));
     assert!(at(&all, 0.999) <= Duration::from_micros(3), "{:?}", at(&all, 0.999));
-    assert!(event_time > Duration::ZERO);
+    // The median of events with nothing between them, behind a kernel.
+    let events = [(); 2].map(|()| device.backend().event_create(true).unwrap());
+    let between = || {
+        launch(&stream, LENGTHS[1]);
+        for event in events {
+            stream.enqueue_point(|backend, raw| backend.event_record(event, raw)).unwrap();
+        }
+        let mut end = stream.ticket();
+        while !end.query().unwrap() {
+            std::hint::spin_loop();
+        }
+        device.backend().event_elapsed(events[0], events[1]).unwrap()
+    };
+    let mut all: Vec<_> = (0..101).map(|_| between()).collect();
+    all.sort_unstable();
+    assert!(event_time.abs_diff(all[50]) <= Duration::from_nanos(100), "{event_time:?} {:?}", all[50]);
+    events.into_iter().for_each(|event| device.backend().event_destroy(event));
 }
