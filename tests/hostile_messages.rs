@@ -26,6 +26,7 @@ use tracing_subscriber::{
 use wakeline::{
     Ingress,
     device::Emulated,
+    flow::StreamReason,
     hub::MergePolicy,
     operator::{MapPorts, SinkPorts, concurrent, map, sink, source},
     prelude::*,
@@ -796,7 +797,9 @@ fn a_member_of_a_section_honours_run_after() {
         // No envelope has a whole number of rows, so each round is streamed as a run of the member.
         flow.replay("net", &member).buckets([4]).rows(member.input, 4);
         let report = flow.run().await.unwrap();
-        assert_eq!(report.section("net").unwrap().streamed, 5);
+        let net = report.section("net").unwrap();
+        assert_eq!((net.streamed, &net.streamed_because[..]), (5, &[(StreamReason::UnequalRows, 5)][..]));
+        assert!(report.to_string().contains("5 streamed (5 for unequal rows)"), "{report}");
         assert_eq!(runs.lock().unwrap().1, [true; 4]);
     });
 }

@@ -1,6 +1,10 @@
 //! What an observer says of flows: snapshots of a run and of its end, and metrics.
 
-use std::time::Duration;
+use std::{
+    io::{BufRead, BufReader},
+    process::{Command, Stdio},
+    time::Duration,
+};
 
 use common::*;
 use wakeline::{
@@ -154,6 +158,40 @@ async fn metrics_are_open_metrics() {
 }
 
 /// A flow whose `stop` fails has failed; one that was cut off by its runtime has failed as well, and is forgotten.
+/// Snapshots of each flow on the standard error, while it runs and at its end.
+#[test]
+fn the_environment_asks_for_snapshots_of_every_flow() {
+    const VARIABLE: &str = "WAKELINE_STATUS";
+    if std::env::var_os(VARIABLE).is_some() {
+        // Until the parent has seen it.
+        let until_closed = |_: u32| async {
+            tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink()))
+                .await
+                .unwrap()?;
+            Ok(())
+        };
+        let mut left = 1..=1;
+        let mut flow = Flow::new("printed");
+        let read = flow.add("read", source(move || std::future::ready(Ok(left.next()))));
+        let write = flow.add("write", sink(until_closed));
+        flow.connect(read.output, write.input);
+        tokio::runtime::Runtime::new().unwrap().block_on(flow.run()).unwrap();
+        return;
+    }
+    let name = std::thread::current().name().unwrap().to_owned();
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    program.args([&name, "--exact", "--nocapture"]).env(VARIABLE, "1ms");
+    let mut child = program.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let line = |line: Option<String>| line.expect("the flow is printed");
+    while !line(lines.next()).contains("flow `printed`") {}
+    drop(child.stdin.take());
+    let rest: Vec<_> = lines.collect();
+    assert!(child.wait().unwrap().success());
+    let last = rest.iter().rposition(|line| line.contains("flow `printed`")).expect("it is printed at its end as well");
+    assert!(rest[last..].iter().any(|line| line.contains("write") && line.contains("ended")), "{rest:#?}");
+}
+
 #[test]
 fn the_state_of_a_flow_that_did_not_end_well() {
     struct Stops;

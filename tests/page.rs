@@ -165,8 +165,19 @@ async fn page(watch: &Observe, options: PageOptions) -> Page {
 }
 
 const METHODS: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"];
-const PATHS: [&str; 9] =
-    ["/", "/page.js", "/session", "/events", "/flow?id=0", "/pause?id=0", "/resume?id=0", "/stop?id=0", "/none"];
+const PATHS: [&str; 11] = [
+    "/",
+    "/page.js",
+    "/session",
+    "/events",
+    "/flow?id=0",
+    "/timeline?id=0",
+    "/trace?id=0",
+    "/pause?id=0",
+    "/resume?id=0",
+    "/stop?id=0",
+    "/none",
+];
 
 #[tokio::test]
 async fn a_foreign_host_or_origin_or_a_missing_key_is_refused_with_403() {

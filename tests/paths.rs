@@ -14,6 +14,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 use tokio::time::{Instant, sleep};
 use wakeline::{
     Inputs,
+    condition::every,
     device::Simulation,
     flow::Branch,
     observe::{Observe, PathParts, Snapshot},
@@ -670,6 +671,37 @@ async fn dropped_and_replaced_messages_are_counted_apart() {
     assert_eq!(count("setting > both") + count("numbers > both"), 10, "{snapshot}");
     assert_eq!(count("setting > both"), 1, "{snapshot}");
     assert_eq!(snapshot.path_counts.dropped, 0, "{snapshot}");
+}
+
+/// The reader takes the first value, reads the newest one 45 ms later, and so on: of ten values, one a tick of 10 ms, those
+/// between are replaced before they are read.
+#[tokio::test]
+async fn a_value_that_a_newer_one_replaces_is_counted_as_dropped() {
+    let simulation = Simulation::new(1);
+    let run = async {
+        let mut flow = Flow::new("latest");
+        let read = flow.add("read", counting(10)).when(every(ms(10)));
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let sees = seen.clone();
+        let slow = sink(move |number: u64| {
+            lock(&sees).push(number);
+            async {
+                sleep(ms(45)).await;
+                Ok(())
+            }
+        });
+        let write = flow.add("write", slow);
+        flow.connect_with(read.output, write.input, HubOptions::latest());
+        let watch = Observe::new().paths(1);
+        flow.observe(&watch);
+        flow.run().await.unwrap();
+        let mut seen = lock(&seen).clone();
+        seen.dedup();
+        (watch.snapshots().pop().unwrap(), seen.len() as u64)
+    };
+    let (snapshot, seen) = simulation.run(run).await;
+    assert!((2..9).contains(&seen), "{seen}");
+    assert_eq!((snapshot.paths[0].count, snapshot.path_counts.dropped), (seen, 10 - seen), "{snapshot}");
 }
 
 fn hold_after_one() -> impl FnMut() -> std::future::Ready<Result<Option<u64>>> + Send + 'static {

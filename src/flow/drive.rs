@@ -393,8 +393,7 @@ fn set_parts(control: &Arc<Control>, members: &[FlowOperator], stats: &[Arc<sect
     }
     let devices = FlowDevices::new(devices);
     let parts = |stats: &Arc<section::SectionStats>| -> SectionParts {
-        let (work, stats) = (stats.work.clone(), stats.clone());
-        SectionParts { counts: Box::new(move || stats.counts()), work }
+        SectionParts { counts: stats.counts.clone(), work: stats.work.clone() }
     };
     let sections = stats.iter().map(parts).collect();
     let workers = match threads {

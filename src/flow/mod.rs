@@ -45,6 +45,7 @@ mod wiring;
 
 use std::sync::Arc;
 
+pub use crate::operator::section_counts::StreamReason;
 pub use added::Added;
 pub use checked::{Checked, Copied};
 pub use connect::{Branch, Targets};

@@ -7,7 +7,10 @@ use crate::{
     device::{Device, ticks::TickClock},
     error::Error,
     hub::queue::Counts,
-    operator::settings::OperatorStats,
+    operator::{
+        section_counts::{StreamReason, fmt_streamed},
+        settings::OperatorStats,
+    },
     stream::DeviceTime,
 };
 
@@ -96,14 +99,22 @@ pub struct SectionReport {
     pub replayed: u64,
     /// Rounds in which its operators ran.
     pub streamed: u64,
+    /// Why: each reason that occurred, with its number of rounds.
+    pub streamed_because: Vec<(StreamReason, u64)>,
     /// Graphs that were captured.
     pub captured: u64,
 }
 
 impl SectionReport {
     pub(super) fn new(stats: &SectionStats) -> Self {
-        let [replayed, streamed, captured] = stats.counts();
-        Self { name: stats.name.clone(), replayed, streamed, captured }
+        let counts = &stats.counts;
+        Self {
+            name: stats.name.clone(),
+            replayed: counts.replayed(),
+            streamed: counts.streamed(),
+            streamed_because: counts.reasons(),
+            captured: counts.captured(),
+        }
     }
 }
 
@@ -219,11 +230,9 @@ impl fmt::Display for Report {
         for DeviceReport { name, memory_peak } in &self.devices {
             write!(f, "\n{name}: at most {memory_peak} bytes of memory in use")?;
         }
-        for SectionReport { name, replayed, streamed, captured } in &self.sections {
-            write!(
-                f,
-                "\nsection `{name}`: {replayed} rounds replayed, {streamed} streamed, {captured} graphs captured"
-            )?;
+        for SectionReport { name, replayed, streamed, streamed_because, captured } in &self.sections {
+            let streamed = fmt_streamed(*streamed, streamed_because);
+            write!(f, "\nsection `{name}`: {replayed} rounds replayed, {streamed}, {captured} graphs captured")?;
         }
         for HubReport { name, passed, dropped, untaken } in self.hubs.iter().filter(|hub| hub.dropped + hub.untaken > 0)
         {

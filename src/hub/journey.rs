@@ -63,6 +63,20 @@ pub(crate) struct JourneyStage {
     pub(crate) work: Arc<Spans>,
 }
 
+#[cfg(test)]
+impl JourneyStage {
+    /// The next stage of a journey: a run, which had the message for that time.
+    pub(crate) fn after(
+        before: Option<Arc<Self>>,
+        (taken, left): (Instant, Instant),
+        work: Arc<Spans>,
+        copies: Option<Arc<Spans>>,
+    ) -> Arc<Self> {
+        let length = before.as_ref().map_or(1, |before| before.length + 1);
+        Arc::new(Self { before, length, operator: 0, copies, taken, left, work })
+    }
+}
+
 /// A journey whose message was taken in a run.
 pub(crate) struct Arrived {
     journey: Journey,

@@ -364,7 +364,51 @@ fn measure(ended: &FinishedJourney) -> (Duration, PathParts) {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::hub::journey::JourneyOrigin;
+
+    const TICKS: u64 = 40;
+
+    fn tick() -> impl Strategy<Value = (u64, u64)> {
+        (0..TICKS, 0..TICKS).prop_map(|(one, other)| (one.min(other), one.max(other)))
+    }
+
+    proptest! {
+        /// Runs, device work and copies in any place, also before the origin and after the end.
+        #[test]
+        fn each_instant_is_device_copy_host_or_queued_in_this_order(
+            origin in 0..TICKS / 2,
+            stages in prop::collection::vec(
+                (tick(), prop::collection::vec(tick(), 0..3), prop::option::of(prop::collection::vec(tick(), 0..3))),
+                1..4,
+            ),
+        ) {
+            let zero = Instant::now();
+            let at = |tick: u64| zero + Duration::from_micros(tick);
+            let known = |ticks: &Vec<(u64, u64)>| Spans::known(ticks.iter().map(|(from, to)| (at(*from), at(*to))));
+            let (mut last, mut spans) = (None, [(); KINDS].map(|()| Vec::new()));
+            for ((taken, left), work, copies) in &stages {
+                spans[0].extend(work);
+                spans[1].extend(copies.iter().flatten());
+                spans[2].push((*taken, *left));
+                last = Some(JourneyStage::after(last, (at(*taken), at(*left)), known(work), copies.as_ref().map(known)));
+            }
+            // The device may work on after the last run.
+            let (of_last, work) = stages.last().map(|((_, left), work, _)| (*left, work)).unwrap();
+            let end = work.iter().map(|(_, to)| *to).fold(of_last, u64::max).max(origin);
+            let mut parts = [0; KINDS + 1];
+            for tick in origin..end {
+                let is_in = |all: &Vec<(u64, u64)>| all.iter().any(|(from, to)| *from <= tick && tick < *to);
+                parts[spans.iter().position(is_in).unwrap_or(KINDS)] += 1;
+            }
+            let [device, copy, host, queued] = parts.map(Duration::from_micros);
+            let origin = JourneyOrigin { at: at(origin), number: 0 };
+            let found = measure(&FinishedJourney { origin, last: last.unwrap() });
+            prop_assert_eq!(found, (device + copy + host + queued, PathParts { queued, host, device, copy }));
+        }
+    }
 
     /// A path whose messages have ceased keeps its count, and no percentiles of what is past.
     #[test]

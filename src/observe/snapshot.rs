@@ -16,6 +16,7 @@ use crate::{
     operator::{
         Handle,
         control::{Control, SectionParts},
+        section_counts::{StreamReason, fmt_streamed},
     },
     stream::DeviceTime,
     sync::contained,
@@ -175,6 +176,8 @@ pub struct SectionSnapshot {
     pub replayed: u64,
     /// Rounds in which its operators ran.
     pub streamed: u64,
+    /// Why: each reason that occurred, with its number of rounds.
+    pub streamed_because: Vec<(StreamReason, u64)>,
     /// Graphs that were captured.
     pub captured: u64,
     /// The device time of those replays that were measured. `None` if it is not
@@ -354,10 +357,13 @@ impl FlowState {
 fn sections(control: &Control) -> Vec<SectionSnapshot> {
     let all = control.observed.get().into_iter().flat_map(|known| &known.sections).enumerate();
     let is_timed = control.watched().is_some_and(|watched| watched.work.is_some());
-    let section = |(number, SectionParts { counts, work }): (usize, &SectionParts)| {
-        let [replayed, streamed, captured] = counts();
-        let device_time = is_timed.then(|| work.sums());
-        SectionSnapshot { name: control.section_name(number).clone(), replayed, streamed, captured, device_time }
+    let section = |(number, SectionParts { counts, work }): (usize, &SectionParts)| SectionSnapshot {
+        name: control.section_name(number).clone(),
+        replayed: counts.replayed(),
+        streamed: counts.streamed(),
+        streamed_because: counts.reasons(),
+        captured: counts.captured(),
+        device_time: is_timed.then(|| work.sums()),
     };
     all.map(section).collect()
 }
@@ -500,11 +506,9 @@ impl fmt::Display for Snapshot {
                 )?;
             }
         }
-        for SectionSnapshot { name, replayed, streamed, captured, .. } in &self.sections {
-            writeln!(
-                f,
-                "section `{name}`: {replayed} rounds replayed, {streamed} streamed, {captured} graphs captured"
-            )?;
+        for SectionSnapshot { name, replayed, streamed, streamed_because, captured, .. } in &self.sections {
+            let streamed = fmt_streamed(*streamed, streamed_because);
+            writeln!(f, "section `{name}`: {replayed} rounds replayed, {streamed}, {captured} graphs captured")?;
         }
         self.fmt_paths(f)?;
         for DeviceSnapshot { name, in_use, waiting, cached, peak, .. } in &self.devices {

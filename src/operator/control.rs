@@ -21,6 +21,7 @@ use super::{
     flow_devices::FlowDevices,
     observed_runs::Watched,
     operator_task::OperatorTask,
+    section_counts::SectionCounts,
     status_cell::{IngressWait, RunWait},
     watchers::Watcher,
 };
@@ -103,8 +104,7 @@ pub(crate) struct FlowParts {
 
 /// What a section's task publishes.
 pub(crate) struct SectionParts {
-    /// Rounds that were replayed and streamed, and graphs that were captured.
-    pub(crate) counts: Box<dyn Fn() -> [u64; 3] + Send + Sync>,
+    pub(crate) counts: Arc<SectionCounts>,
     /// The device time of its replays.
     pub(crate) work: Arc<DeviceTimes>,
 }

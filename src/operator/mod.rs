@@ -39,6 +39,7 @@ mod ports;
 mod readers;
 pub(crate) mod run_context;
 pub(crate) mod run_loop;
+pub(crate) mod section_counts;
 pub(crate) mod section_operator;
 mod section_port;
 pub(crate) mod senders;

@@ -52,6 +52,11 @@ impl Spans {
         self.open.load(Ordering::Acquire) == 0
     }
 
+    #[cfg(test)]
+    pub(crate) fn known(times: impl IntoIterator<Item = (Instant, Instant)>) -> Arc<Self> {
+        Arc::new(Self { open: AtomicUsize::new(0), times: Mutex::new(times.into_iter().collect()) })
+    }
+
     pub(crate) fn times(&self) -> SmallVec<[(Instant, Instant); 1]> {
         lock(&self.times).clone()
     }

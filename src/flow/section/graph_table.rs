@@ -16,6 +16,8 @@ use std::collections::VecDeque;
 
 use smallvec::SmallVec;
 
+use crate::operator::section_counts::StreamReason;
+
 /// The size in bytes of the message at each input of the section.
 pub(super) type Lengths = SmallVec<[usize; 2]>;
 
@@ -39,7 +41,7 @@ pub(super) enum Route {
     /// By its operators, followed by a capture.
     Captured(GraphShape),
     /// By its operators.
-    Streamed,
+    Streamed(StreamReason),
 }
 
 /// See the [module](self).
@@ -83,21 +85,26 @@ impl<G> GraphTable<G> {
     /// Decides how a round with messages of these lengths is executed.
     pub(super) fn way(&mut self, lengths: &Lengths) -> Route {
         self.round += 1;
+        if lengths.contains(&0) {
+            return Route::Streamed(StreamReason::Empty);
+        }
         let (rows, shape) = match &self.buckets {
             None => (None, GraphShape { rows: None, lengths: lengths.clone() }),
             Some(buckets) => {
-                let rows = self.rows(lengths);
-                let bucket = rows.and_then(|rows| buckets.iter().find(|bucket| **bucket >= rows));
-                let Some(bucket) = bucket else { return Route::Streamed };
-                (rows, self.shape(*bucket))
+                let Some(rows) = self.rows(lengths) else { return Route::Streamed(StreamReason::UnequalRows) };
+                let bucket = buckets.iter().find(|bucket| **bucket >= rows);
+                let Some(bucket) = bucket else { return Route::Streamed(StreamReason::TooManyRows) };
+                (Some(rows), self.shape(*bucket))
             }
         };
         if let Some(graph) = self.graphs.iter().position(|entry| entry.shape == shape) {
             self.graphs[graph].used = self.round;
             return Route::Replayed { graph, rows };
         }
-        let none = self.buckets.is_none() && (lengths.contains(&0) || self.is_full() && !self.is_frequent(lengths));
-        if none { Route::Streamed } else { Route::Captured(shape) }
+        if self.is_full() && !self.is_frequent(lengths) {
+            return Route::Streamed(StreamReason::TooManyLengths);
+        }
+        Route::Captured(shape)
     }
 
     fn is_full(&self) -> bool {
@@ -128,11 +135,6 @@ impl<G> GraphTable<G> {
         let (at, _) = least.filter(|_| self.is_full())?;
         let CachedGraph { shape, graph, .. } = self.graphs.swap_remove(at);
         Some((shape, graph))
-    }
-
-    /// Whether messages of these lengths would fit a large enough bucket. True if there are no buckets.
-    pub(super) fn has_rows(&self, lengths: &[usize]) -> bool {
-        self.buckets.is_none() || lengths.contains(&0) || self.rows(lengths).is_some()
     }
 
     /// The number of rows of the messages. `None` if it differs between them, is not whole, or is 0.
@@ -190,12 +192,10 @@ mod tests {
         assert_eq!(table.way(&smallvec![4, 16]), replayed(0, 1));
         assert_eq!(table.way(&smallvec![8, 32]), replayed(0, 2));
         assert!(matches!(table.way(&smallvec![12, 48]), Route::Captured(_)));
-        assert_eq!(table.way(&smallvec![36, 144]), Route::Streamed, "too large for any");
-        assert_eq!(table.way(&smallvec![4, 32]), Route::Streamed, "not the same rows");
-        assert_eq!(table.way(&smallvec![6, 24]), Route::Streamed, "no whole rows");
-        assert_eq!(table.way(&smallvec![0, 0]), Route::Streamed, "no rows");
-        let has_rows = [[36, 144], [4, 32], [6, 24], [0, 0]].map(|lengths| table.has_rows(&lengths));
-        assert_eq!(has_rows, [true, false, false, true]);
+        assert_eq!(table.way(&smallvec![36, 144]), Route::Streamed(StreamReason::TooManyRows));
+        assert_eq!(table.way(&smallvec![4, 32]), Route::Streamed(StreamReason::UnequalRows), "not the same rows");
+        assert_eq!(table.way(&smallvec![6, 24]), Route::Streamed(StreamReason::UnequalRows), "no whole rows");
+        assert_eq!(table.way(&smallvec![0, 0]), Route::Streamed(StreamReason::Empty));
     }
 
     #[test]
@@ -204,14 +204,15 @@ mod tests {
         let Route::Captured(shape) = table.way(&smallvec![4, 6]) else { panic!("a new one") };
         table.add(shape, ());
         assert_eq!(table.way(&smallvec![4, 6]), Route::Replayed { graph: 0, rows: None });
-        assert_eq!(table.way(&smallvec![6, 4]), Route::Streamed);
+        assert_eq!(table.way(&smallvec![6, 4]), Route::Streamed(StreamReason::TooManyLengths));
+        assert_eq!(table.way(&smallvec![0, 4]), Route::Streamed(StreamReason::Empty));
     }
 
     /// Executes rounds as a section does. The result has one letter for each round.
     fn runs(table: &mut GraphTable<()>, rounds: impl IntoIterator<Item = usize>) -> String {
         let runs = rounds.into_iter().map(|length| match table.way(&smallvec![length]) {
             Route::Replayed { .. } => 'r',
-            Route::Streamed => 's',
+            Route::Streamed(_) => 's',
             Route::Captured(shape) => {
                 table.evict();
                 table.add(shape, ());

@@ -1,12 +1,6 @@
 //! The task of a section: its rounds, from the first message to the end.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    task::Context,
-};
+use std::{sync::Arc, task::Context};
 
 use smallvec::SmallVec;
 use tokio::sync::mpsc;
@@ -33,6 +27,7 @@ use crate::{
             RunLoop,
             next_run::{Runnable, next_run},
         },
+        section_counts::{SectionCounts, StreamReason},
     },
     stream::{CompletionMode, DeviceTimes, PooledStream, Stream, StreamPool, Ticket},
     sync::{Mutex, lock, logged},
@@ -50,9 +45,7 @@ pub(in crate::flow) struct SectionSetup {
 #[derive(Debug, Default)]
 pub(in crate::flow) struct SectionStats {
     pub(in crate::flow) name: Arc<str>,
-    replayed: AtomicU64,
-    streamed: AtomicU64,
-    captured: AtomicU64,
+    pub(in crate::flow) counts: Arc<SectionCounts>,
     /// The device time of its replays.
     pub(in crate::flow) work: Arc<DeviceTimes>,
     /// The ticket of its last replay.
@@ -62,10 +55,6 @@ pub(in crate::flow) struct SectionStats {
 impl SectionStats {
     pub(in crate::flow) fn new(name: &Arc<str>) -> Arc<Self> {
         Arc::new(Self { name: name.clone(), ..Self::default() })
-    }
-
-    pub(in crate::flow) fn counts(&self) -> [u64; 3] {
-        [&self.replayed, &self.streamed, &self.captured].map(|count| count.load(Ordering::Relaxed))
     }
 
     pub(in crate::flow) fn last(&self) -> Option<Ticket> {
@@ -178,12 +167,12 @@ impl SectionRun {
             };
             let goes_on = match self.table.way(&lengths) {
                 Route::Replayed { graph, rows } => self.replay(graph, rows).await?,
-                Route::Streamed => {
-                    self.report_rows(&lengths);
-                    self.stream().await?
+                Route::Streamed(reason) => {
+                    self.report_rows(reason, &lengths);
+                    self.stream(reason).await?
                 }
                 Route::Captured(shape) => {
-                    let goes_on = self.stream().await?;
+                    let goes_on = self.stream(StreamReason::NewLengths).await?;
                     if goes_on && !self.has_finished() {
                         self.capture(shape).await?;
                     }
@@ -199,11 +188,10 @@ impl SectionRun {
     }
 
     /// Warns once that messages have no whole number of rows: `Section::rows` may have been forgotten.
-    fn report_rows(&mut self, lengths: &[usize]) {
-        if self.has_reported_rows || self.table.has_rows(lengths) {
+    fn report_rows(&mut self, reason: StreamReason, lengths: &[usize]) {
+        if reason != StreamReason::UnequalRows || std::mem::replace(&mut self.has_reported_rows, true) {
             return;
         }
-        self.has_reported_rows = true;
         logged(|| {
             tracing::warn!(
                 section = &*self.plan.name,
@@ -219,13 +207,13 @@ impl SectionRun {
     }
 
     /// Runs each operator once. Returns false if one of them cannot run any more.
-    async fn stream(&mut self) -> Result<bool> {
+    async fn stream(&mut self, reason: StreamReason) -> Result<bool> {
         for member in &mut self.members {
             if !member.operator.round().await.map_err(|error| error.at(operator(&member.name)))? {
                 return Ok(false);
             }
         }
-        self.stats.streamed.fetch_add(1, Ordering::Relaxed);
+        self.stats.counts.add_streamed(reason);
         self.table.retain(|replay| !replay.is_stale());
         Ok(true)
     }
@@ -298,7 +286,7 @@ impl SectionRun {
                 "captured"
             );
         });
-        self.stats.captured.fetch_add(1, Ordering::Relaxed);
+        self.stats.counts.add_captured();
         self.table.add(shape, replay);
         Ok(())
     }
@@ -318,7 +306,7 @@ impl SectionRun {
         sent?;
         self.passing.iter().for_each(|passing| passing.context.release_unneeded());
         self.members.iter_mut().for_each(|member| member.operator.count_run());
-        self.stats.replayed.fetch_add(1, Ordering::Relaxed);
+        self.stats.counts.add_replayed();
         Ok(true)
     }
 

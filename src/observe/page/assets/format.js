@@ -29,6 +29,20 @@ export function count(value) {
   return `${three(value / 1e9)} G`;
 }
 
+const STREAMED = {
+  new_lengths: 'new lengths',
+  too_many_rows: 'more rows than the largest bucket',
+  unequal_rows: 'unequal rows',
+  empty: 'empty messages',
+  too_many_lengths: 'more lengths than graphs',
+};
+
+/** The rounds of a section that were not replayed, and the most frequent reason: `, 12 streamed (new lengths)`. */
+export function streamed({ streamed: rounds, streamed_because: reasons }) {
+  const [most] = [...reasons].sort((one, other) => other[1] - one[1]);
+  return rounds ? `, ${count(rounds)} streamed${most ? ` (${STREAMED[most[0]] ?? most[0]})` : ''}` : '';
+}
+
 export function rate(value) {
   if (value === null || value === undefined) return '–';
   if (value === 0) return '0/s';

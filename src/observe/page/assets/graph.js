@@ -1,6 +1,6 @@
 // The graph of operators and hubs, laid out by dagre.
 
-import { Bar, colour, h, phrase, rate, s, seconds, setAttribute, setText, shareParts, percent, time, count } from './format.js';
+import { Bar, colour, h, phrase, rate, s, seconds, setAttribute, setText, shareParts, percent, streamed, time, count } from './format.js';
 
 const NODE = { width: 172, height: 58 };
 const LABEL = { width: 74, height: 48 };
@@ -178,7 +178,7 @@ export class Graph {
     }
     for (const section of snapshot.sections) {
       const box = this.nodes.get(`section ${section.name}`);
-      if (box) setText(box.text, `section ${section.name} · ${count(section.replayed)} replayed${section.streamed ? `, ${count(section.streamed)} streamed` : ''}`);
+      if (box) setText(box.text, `section ${section.name} · ${count(section.replayed)} replayed${streamed(section)}`);
     }
   }
 

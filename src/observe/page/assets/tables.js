@@ -1,6 +1,6 @@
 // The tables of paths and operators. Rows are kept and updated in place, so that text can be selected.
 
-import { Bar, colour, count, h, phrase, rate, seconds, setAttribute, setText, shareParts, time } from './format.js';
+import { Bar, colour, count, h, phrase, rate, seconds, setAttribute, setText, shareParts, streamed, time } from './format.js';
 
 const PARTS = [
   ['queued', 'part-queued', 'queued'],
@@ -110,8 +110,9 @@ export class Operators {
 
 
 /** A section in the table of operators: its graph has a device time of its own. */
-function sectionRow({ name, replayed, streamed, device_time: device }, { operators }) {
+function sectionRow(section, { operators }) {
+  const { name, replayed, streamed: rounds, device_time: device } = section;
   const member = operators.find((operator) => operator.section === name);
   const times = { host: null, device: device.runs ? seconds(device.total) / device.runs : null };
-  return { name, isSection: true, device: member?.device ?? '', now: `${count(replayed)} replayed${streamed ? `, ${count(streamed)} streamed` : ''}`, runs: replayed + streamed, times };
+  return { name, isSection: true, device: member?.device ?? '', now: `${count(replayed)} replayed${streamed(section)}`, runs: replayed + rounds, times };
 }
