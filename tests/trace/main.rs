@@ -68,6 +68,8 @@ async fn a_trace_shows_what_the_flow_did() {
         }
     };
     tokio::time::timeout(Duration::from_secs(60), wait).await.unwrap();
+    let held = running.snapshot().devices[0].in_use;
+    assert!(held > 0);
     gate.resume();
     let report = running.await.unwrap();
     assert_eq!([lock(&one).len(), lock(&other).len()], [COUNT as usize; 2]);
@@ -76,6 +78,7 @@ async fn a_trace_shows_what_the_flow_did() {
     assert_eq!(trace.lost(), 0);
     let Some(folder) = std::env::var_os("WAKELINE_TRACES").map(PathBuf::from) else { return };
     let runs: BTreeMap<_, _> = report.operators.iter().map(|operator| (&*operator.name, operator.runs)).collect();
+    let device = &report.devices[0];
     let expected = json!({
         "runs": runs,
         "arrows": {
@@ -86,7 +89,8 @@ async fn a_trace_shows_what_the_flow_did() {
             "work -> sum": COUNT - 1,
         },
         "fills": { "produce.output -> add.input": 2 },
-        "device": { "add": COUNT },
+        "device": { "add": COUNT, "copies to device": COUNT, "copies to host": COUNT },
+        "memory": { &*device.name: [held, device.memory_peak] },
     });
     trace.save(folder.join("traced.pftrace")).unwrap();
     std::fs::write(folder.join("traced.json"), expected.to_string()).unwrap();

@@ -3,8 +3,8 @@
 //     node tests/trace/query.mjs ENGINE TRACE [EXPECTED]
 //
 // ENGINE: the folder of `engine_bundle.js`. EXPECTED, a JSON file, says what the flow did: how many runs each operator had
-// (`runs`), how many messages went where (`arrows`), how many runs had timed device work (`device`), and the most messages
-// that were in some hubs (`fills`).
+// (`runs`), how many messages went where (`arrows`), how many runs had timed device work and how many messages timed copies
+// (`device`), the most messages that were in some hubs (`fills`), and the bounds of the most memory that was in use (`memory`).
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -61,9 +61,14 @@ const runs = counts("run"), device = counts("device");
 const arrows = table("select name, count() as value from arrow group by 1");
 const fills = table(`select substr(name, length('queue of ') + 1) as name, max(value) as value
   from counter join counter_track track on track_id = track.id where name glob 'queue of *' group by 1`);
-console.log(path, { ...query("select count() as slices from slice")[0], runs, arrows, fills, device });
+const memory = table(`select substr(name, length('memory of ') + 1) as name, max(value) as value
+  from counter join counter_track track on track_id = track.id where name glob 'memory of *' group by 1`);
+console.log(path, { ...query("select count() as slices from slice")[0], runs, arrows, fills, device, memory });
 if (expectation) {
-  const expected = JSON.parse(readFileSync(expectation));
+  const { memory: bounds, ...expected } = JSON.parse(readFileSync(expectation));
+  for (const [name, [least, most]] of Object.entries(bounds)) {
+    assert.ok(memory[name] >= least && memory[name] <= most, `${name}: ${memory[name]} bytes, not ${least} to ${most}`);
+  }
   const found = { runs, arrows, fills, device };
   for (const what of ["fills", "device"]) { // Of those that are expected, no more.
     found[what] = Object.fromEntries(Object.keys(expected[what]).map((name) => [name, found[what][name]]));
