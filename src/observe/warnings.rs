@@ -7,8 +7,8 @@ use super::snapshot::rounded;
 /// Something that is probably wrong with a flow: an operator blocks a worker thread of the runtime, an operator waits for
 /// too long, or operators wait only for each other. `Display` is one sentence, with how long it has lasted and what to do.
 ///
-/// A warning begins once for each occurrence: it is then logged (`tracing`, level `WARN`, target `wakeline::observe`),
-/// given to the [hooks](super::Observe::on_warning), and an item of [`Snapshot::warnings`](super::Snapshot::warnings)
+/// A warning begins once for each occurrence: it is then logged (`tracing`, level `WARN`, target `wakeline::observe`; a stall
+/// by its flow, observed or not, or as the error of the flow that fails because of it), given to the [hooks](super::Observe::on_warning), and an item of [`Snapshot::warnings`](super::Snapshot::warnings)
 /// until it is over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]

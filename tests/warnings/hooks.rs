@@ -150,4 +150,36 @@ async fn is_logged_once() {
     snapshot(&running, |seen| seen.warnings.iter().any(|now| now.since > ms(400))).await;
     assert_eq!(lines.try_iter().count(), 0, "it is one occurrence");
     end(running).await;
+
+    // The end of a flow is logged as well, for a debugger.
+    let warned = || lines.iter().find(|line| line.starts_with("WARN ")).unwrap();
+    // An operator that blocks a thread.
+    let block = Block::default();
+    let held = block.0.lock().unwrap();
+    let (watch, calls) = super::watch(ms(50), Duration::MAX);
+    let mut flow = Flow::new("logged");
+    let passes = block.clone();
+    let blocks = source(move || {
+        passes.pass();
+        pending()
+    });
+    chain(&mut flow, blocks, &[]);
+    flow.observe(&watch);
+    let running = flow.spawn().unwrap();
+    let warning = next(&calls);
+    let line = warned();
+    assert!(line.starts_with("WARN wakeline::observe ") && line.contains("kind=blocked operator=read "), "{line}");
+    assert!(line.contains(&warning.sentence), "{line}");
+    drop(held);
+    end(running).await;
+
+    // A stall is logged where it is detected, whether the flow is observed or not.
+    let mut flow = Flow::new("logged");
+    super::stalls::stalls(&mut flow);
+    flow.set_on_stall(OnStall::Warn);
+    let running = flow.spawn().unwrap();
+    let line = warned();
+    assert!(line.starts_with("WARN wakeline::flow") && line.contains("operators have stalled"), "{line}");
+    assert!(line.contains("`back` waits for a message in hub `join.out -> back.input`"), "{line}");
+    end(running).await;
 }

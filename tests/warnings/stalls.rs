@@ -26,7 +26,7 @@ impl Operator for Join {
 }
 
 /// A loop in which `join` waits for a message of `back`, and `back` for one of `join`; a timer runs beside it.
-fn stalls(flow: &mut Flow) {
+pub(super) fn stalls(flow: &mut Flow) {
     let feed = flow.add("feed", source(async || Ok(Some(1))));
     let join = flow.add("join", Join);
     let back = flow.add("back", map(async |n: u32| Ok(n)));
