@@ -9,6 +9,7 @@ use wakeline::{
     Stream, condition,
     device::Simulation,
     flow::Added,
+    observe::Observe,
     operator::{Consume, LinkHandle, Modify, Peek, Produce, concurrent, map},
     prelude::*,
 };
@@ -130,8 +131,17 @@ async fn passes(device: &Device, envelopes: usize) {
     flow.link(fill.numbers, &hub);
     flow.link(add.numbers, &hub);
     flow.link(drain.numbers, &hub);
+    let watch = Observe::new();
+    flow.observe(&watch);
     let report = within(flow.run()).await.unwrap();
     assert_eq!(lock(&seen).concat(), (1..=100).collect::<Vec<_>>());
+    let snapshot = watch.snapshots().pop().unwrap();
+    let of = &snapshot.chunk_hubs[0];
+    let links: Vec<_> = of.links.iter().map(|link| (&*link.operator, link.role)).collect();
+    assert_eq!(links, [("fill", "produce"), ("add", "modify"), ("drain", "consume")], "{snapshot}");
+    assert_eq!((&*of.name, of.queued, of.capacity, of.envelopes), ("numbers", 0, 4, 2 * envelopes), "{snapshot}");
+    assert_eq!((of.produced, of.consumed, snapshot.chunk_hubs.len()), (100, 100, 1));
+    drop(watch);
     assert_eq!(report.operator("add").unwrap().runs, 100, "once for each chunk");
     assert_eq!(device.memory_peak(), 16 * envelopes as u64);
     drop((hub, flow));

@@ -201,8 +201,8 @@ pub use observer::Observe;
 pub use page::{Page, PageOptions};
 pub use paths::{PathCounts, PathParts, PathSnapshot, SlowMessage};
 pub use snapshot::{
-    DeviceSnapshot, EnvelopesSnapshot, FailureSnapshot, FlowState, HubSnapshot, OperatorSnapshot, SectionSnapshot,
-    Snapshot,
+    ChunkHubSnapshot, ChunkLinkSnapshot, DeviceSnapshot, EnvelopesSnapshot, FailureSnapshot, FlowState, HubSnapshot,
+    OperatorSnapshot, SectionSnapshot, Snapshot,
 };
 pub use trace::Trace;
 pub use warnings::{Warning, WarningCounts, WarningKind};

@@ -15,7 +15,7 @@ use crate::{
     memory::MemoryStats,
     operator::{
         Handle,
-        control::{Control, SectionParts},
+        control::{Control, Hubs, SectionParts},
         section_counts::{StreamReason, fmt_streamed},
     },
     stream::DeviceTime,
@@ -53,6 +53,8 @@ pub struct Snapshot {
     pub hubs: Vec<HubSnapshot>,
     /// In the order in which they were declared.
     pub sections: Vec<SectionSnapshot>,
+    /// The hubs of chunks that its operators have links to.
+    pub chunk_hubs: Vec<ChunkHubSnapshot>,
     /// The devices of its operators, without the host.
     pub devices: Vec<DeviceSnapshot>,
     /// How long messages took from their source to where they ended, if the flow is observed.
@@ -152,6 +154,39 @@ pub struct HubSnapshot {
     pub messages_per_second: Option<f64>,
     /// Of how much of the window its queue was full.
     pub full: Option<f64>,
+}
+
+/// One [`ChunkHub`](crate::ChunkHub) in a [`Snapshot`], with the links of this flow. Its numbers are since it was built: links of
+/// other flows, and links outside of any flow, count as well.
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct ChunkHubSnapshot {
+    /// The name of the hub.
+    pub name: Arc<str>,
+    /// The links of this flow's operators.
+    pub links: Vec<ChunkLinkSnapshot>,
+    /// Chunks that are still to be consumed; zero if no link consumes.
+    pub queued: usize,
+    /// Chunks that fit in the queue.
+    pub capacity: usize,
+    /// Its envelopes, at all locations.
+    pub envelopes: usize,
+    /// Chunks that were produced.
+    pub produced: u64,
+    /// Chunks that were consumed.
+    pub consumed: u64,
+}
+
+/// The link of an operator to a hub of chunks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct ChunkLinkSnapshot {
+    /// The operator.
+    pub operator: Arc<str>,
+    /// What the link does: `produce`, `consume`, `peek` or `modify`.
+    pub role: &'static str,
 }
 
 /// The envelopes of a hub at one location.
@@ -299,6 +334,7 @@ impl Snapshot {
             operators,
             hubs: each,
             sections: sections(control),
+            chunk_hubs: chunk_hubs(control, &hubs),
             devices,
             paths,
             path_counts,
@@ -352,6 +388,22 @@ impl FlowState {
             Self::Ended => "ended",
         }
     }
+}
+
+fn chunk_hubs(control: &Control, hubs: &Hubs) -> Vec<ChunkHubSnapshot> {
+    let mut all = Vec::<(*const (), ChunkHubSnapshot)>::new();
+    for link in &hubs.links {
+        let of_link = ChunkLinkSnapshot { operator: control.names[link.operator].clone(), role: link.role.word() };
+        if let Some((_, known)) = all.iter_mut().find(|(hub, _)| *hub == link.hub()) {
+            known.links.push(of_link);
+            continue;
+        }
+        let (hub, (produced, consumed), (capacity, envelopes)) = (&link.state, link.state.counts(), link.state.most());
+        let (name, queued, links) = (hub.name().clone(), hub.queued(), vec![of_link]);
+        let hub = ChunkHubSnapshot { name, links, queued, capacity, envelopes, produced, consumed };
+        all.push((link.hub(), hub));
+    }
+    all.into_iter().map(|(_, hub)| hub).collect()
 }
 
 fn sections(control: &Control) -> Vec<SectionSnapshot> {
@@ -505,6 +557,14 @@ impl fmt::Display for Snapshot {
                     envelopes(hub.arrivals),
                 )?;
             }
+        }
+        for ChunkHubSnapshot { name, links, queued, capacity, produced, consumed, .. } in &self.chunk_hubs {
+            let links: Vec<_> = links.iter().map(|link| format!("`{}` ({})", link.operator, link.role)).collect();
+            let links = links.join(", ");
+            writeln!(
+                f,
+                "chunks of hub `{name}`: {queued} of {capacity} queued, {produced} produced, {consumed} consumed; {links}"
+            )?;
         }
         for SectionSnapshot { name, replayed, streamed, streamed_because, captured, .. } in &self.sections {
             let streamed = fmt_streamed(*streamed, streamed_because);
