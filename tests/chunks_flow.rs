@@ -9,7 +9,7 @@ use wakeline::{
     Stream, condition,
     device::Simulation,
     flow::Added,
-    observe::Observe,
+    observe::{LinkRole, Observe},
     operator::{Consume, LinkHandle, Modify, Peek, Produce, concurrent, map},
     prelude::*,
 };
@@ -138,7 +138,11 @@ async fn passes(device: &Device, envelopes: usize) {
     let snapshot = watch.snapshots().pop().unwrap();
     let of = &snapshot.chunk_hubs[0];
     let links: Vec<_> = of.links.iter().map(|link| (&*link.operator, link.role)).collect();
-    assert_eq!(links, [("fill", "produce"), ("add", "modify"), ("drain", "consume")], "{snapshot}");
+    assert_eq!(
+        links,
+        [("fill", LinkRole::Produce), ("add", LinkRole::Modify), ("drain", LinkRole::Consume)],
+        "{snapshot}"
+    );
     assert_eq!((&*of.name, of.queued, of.capacity, of.envelopes), ("numbers", 0, 4, 2 * envelopes), "{snapshot}");
     assert_eq!((of.produced, of.consumed, snapshot.chunk_hubs.len()), (100, 100, 1));
     drop(watch);

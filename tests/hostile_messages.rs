@@ -798,8 +798,8 @@ fn a_member_of_a_section_honours_run_after() {
         flow.replay("net", &member).buckets([4]).rows(member.input, 4);
         let report = flow.run().await.unwrap();
         let net = report.section("net").unwrap();
-        assert_eq!((net.streamed, &net.streamed_because[..]), (5, &[(StreamReason::UnequalRows, 5)][..]));
-        assert!(report.to_string().contains("5 streamed (5 for unequal rows)"), "{report}");
+        assert_eq!((net.streamed, &net.streamed_because[..]), (5, &[(StreamReason::UnevenRows, 5)][..]));
+        assert!(report.to_string().contains("5 streamed (5 for no common whole number of rows)"), "{report}");
         assert_eq!(runs.lock().unwrap().1, [true; 4]);
     });
 }

@@ -157,41 +157,46 @@ async fn metrics_are_open_metrics() {
     }
 }
 
-/// A flow whose `stop` fails has failed; one that was cut off by its runtime has failed as well, and is forgotten.
-/// Snapshots of each flow on the standard error, while it runs and at its end.
+/// Runs a flow whose sink waits for the end of the standard input.
 #[test]
-fn the_environment_asks_for_snapshots_of_every_flow() {
-    const VARIABLE: &str = "WAKELINE_STATUS";
-    if std::env::var_os(VARIABLE).is_some() {
-        // Until the parent has seen it.
-        let until_closed = |_: u32| async {
-            tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink()))
-                .await
-                .unwrap()?;
-            Ok(())
-        };
-        let mut left = 1..=1;
-        let mut flow = Flow::new("printed");
-        let read = flow.add("read", source(move || std::future::ready(Ok(left.next()))));
-        let write = flow.add("write", sink(until_closed));
-        flow.connect(read.output, write.input);
-        tokio::runtime::Runtime::new().unwrap().block_on(flow.run()).unwrap();
+#[ignore = "a process of its own"]
+fn child_whose_environment_asks_for_snapshots() {
+    if std::env::var_os(CHILD).is_none() {
         return;
     }
-    let name = std::thread::current().name().unwrap().to_owned();
-    let mut program = Command::new(std::env::current_exe().unwrap());
-    program.args([&name, "--exact", "--nocapture"]).env(VARIABLE, "1ms");
-    let mut child = program.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
-    let line = |line: Option<String>| line.expect("the flow is printed");
-    while !line(lines.next()).contains("flow `printed`") {}
-    drop(child.stdin.take());
-    let rest: Vec<_> = lines.collect();
-    assert!(child.wait().unwrap().success());
-    let last = rest.iter().rposition(|line| line.contains("flow `printed`")).expect("it is printed at its end as well");
-    assert!(rest[last..].iter().any(|line| line.contains("write") && line.contains("ended")), "{rest:#?}");
+    let until_closed = |_: u32| async {
+        tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink())).await.unwrap()?;
+        Ok(())
+    };
+    let mut left = 1..=1;
+    let mut flow = Flow::new("printed");
+    let read = flow.add("read", source(move || std::future::ready(Ok(left.next()))));
+    let write = flow.add("write", sink(until_closed));
+    flow.connect(read.output, write.input);
+    tokio::runtime::Runtime::new().unwrap().block_on(flow.run()).unwrap();
 }
 
+const CHILD: &str = "WAKELINE_TEST_STATUS";
+
+/// On the standard error, while it runs and at its end.
+#[test]
+fn the_environment_asks_for_snapshots_of_every_flow() {
+    common::alone::within_bound(|| {
+        let mut program = Command::new(std::env::current_exe().unwrap());
+        let name = "observe::child_whose_environment_asks_for_snapshots";
+        program.args([name, "--exact", "--ignored", "--nocapture"]).env(CHILD, "1").env("WAKELINE_STATUS", "20ms");
+        program.env_remove("WAKELINE_TRACE").env_remove("WAKELINE_PAGE");
+        let mut child = program.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+        assert!(lines.any(|line| line.contains("flow `printed` is running")), "it is printed while it runs");
+        drop(child.stdin.take());
+        let rest: Vec<_> = lines.collect();
+        assert!(child.wait().unwrap().success());
+        assert!(rest.iter().any(|line| line.starts_with("write ") && line.contains(" ended")), "{rest:#?}");
+    });
+}
+
+/// A flow whose `stop` fails has failed; one that was cut off by its runtime has failed as well, and is forgotten.
 #[test]
 fn the_state_of_a_flow_that_did_not_end_well() {
     struct Stops;

@@ -108,11 +108,12 @@ pub struct SectionReport {
 impl SectionReport {
     pub(super) fn new(stats: &SectionStats) -> Self {
         let counts = &stats.counts;
+        let (streamed, streamed_because) = counts.streamed();
         Self {
             name: stats.name.clone(),
             replayed: counts.replayed(),
-            streamed: counts.streamed(),
-            streamed_because: counts.reasons(),
+            streamed,
+            streamed_because,
             captured: counts.captured(),
         }
     }

@@ -202,7 +202,7 @@ pub use page::{Page, PageOptions};
 pub use paths::{PathCounts, PathParts, PathSnapshot, SlowMessage};
 pub use snapshot::{
     ChunkHubSnapshot, ChunkLinkSnapshot, DeviceSnapshot, EnvelopesSnapshot, FailureSnapshot, FlowState, HubSnapshot,
-    OperatorSnapshot, SectionSnapshot, Snapshot,
+    LinkRole, OperatorSnapshot, SectionSnapshot, Snapshot,
 };
 pub use trace::Trace;
 pub use warnings::{Warning, WarningCounts, WarningKind};

@@ -225,7 +225,7 @@ impl Records {
             Some(reader) if is_last => reader.close(),
             Some(reader) => {
                 reader.read(None);
-                // The next spans are placed by this anchor: they are later.
+                // Most of the next spans are later than this anchor: one comparison each.
                 reader.adjust();
             }
             None => {}

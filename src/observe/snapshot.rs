@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     device::ticks::Ticks,
+    hub::chunks::roles::Role,
     memory::MemoryStats,
     operator::{
         Handle,
@@ -156,8 +157,8 @@ pub struct HubSnapshot {
     pub full: Option<f64>,
 }
 
-/// One [`ChunkHub`](crate::ChunkHub) in a [`Snapshot`], with the links of this flow. Its numbers are since it was built: links of
-/// other flows, and links outside of any flow, count as well.
+/// One [`ChunkHub`](crate::ChunkHub) in a [`Snapshot`], with the links of this flow. Its counters are totals since the hub was
+/// built, over all flows and over links outside of any flow.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -185,8 +186,47 @@ pub struct ChunkHubSnapshot {
 pub struct ChunkLinkSnapshot {
     /// The operator.
     pub operator: Arc<str>,
-    /// What the link does: `produce`, `consume`, `peek` or `modify`.
-    pub role: &'static str,
+    /// What it does.
+    pub role: LinkRole,
+}
+
+/// What a link to a hub of chunks does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum LinkRole {
+    /// It produces chunks.
+    Produce,
+    /// It consumes them.
+    Consume,
+    /// It looks at each, before it is consumed.
+    Peek,
+    /// It changes each, before it is consumed.
+    Modify,
+}
+
+impl From<Role> for LinkRole {
+    fn from(role: Role) -> Self {
+        match role {
+            Role::Produce => Self::Produce,
+            Role::Consume => Self::Consume,
+            Role::Peek => Self::Peek,
+            Role::Modify => Self::Modify,
+        }
+    }
+}
+
+/// One word, as it is serialised: `produce`.
+impl fmt::Display for LinkRole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Produce => "produce",
+            Self::Consume => "consume",
+            Self::Peek => "peek",
+            Self::Modify => "modify",
+        })
+    }
 }
 
 /// The envelopes of a hub at one location.
@@ -393,7 +433,7 @@ impl FlowState {
 fn chunk_hubs(control: &Control, hubs: &Hubs) -> Vec<ChunkHubSnapshot> {
     let mut all = Vec::<(*const (), ChunkHubSnapshot)>::new();
     for link in &hubs.links {
-        let of_link = ChunkLinkSnapshot { operator: control.names[link.operator].clone(), role: link.role.word() };
+        let of_link = ChunkLinkSnapshot { operator: control.names[link.operator].clone(), role: link.role.into() };
         if let Some((_, known)) = all.iter_mut().find(|(hub, _)| *hub == link.hub()) {
             known.links.push(of_link);
             continue;
@@ -409,13 +449,16 @@ fn chunk_hubs(control: &Control, hubs: &Hubs) -> Vec<ChunkHubSnapshot> {
 fn sections(control: &Control) -> Vec<SectionSnapshot> {
     let all = control.observed.get().into_iter().flat_map(|known| &known.sections).enumerate();
     let is_timed = control.watched().is_some_and(|watched| watched.work.is_some());
-    let section = |(number, SectionParts { counts, work }): (usize, &SectionParts)| SectionSnapshot {
-        name: control.section_name(number).clone(),
-        replayed: counts.replayed(),
-        streamed: counts.streamed(),
-        streamed_because: counts.reasons(),
-        captured: counts.captured(),
-        device_time: is_timed.then(|| work.sums()),
+    let section = |(number, SectionParts { counts, work }): (usize, &SectionParts)| {
+        let (streamed, streamed_because) = counts.streamed();
+        SectionSnapshot {
+            name: control.section_name(number).clone(),
+            replayed: counts.replayed(),
+            streamed,
+            streamed_because,
+            captured: counts.captured(),
+            device_time: is_timed.then(|| work.sums()),
+        }
     };
     all.map(section).collect()
 }

@@ -11,12 +11,13 @@ use std::{
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum StreamReason {
-    /// There was no graph for its messages yet. One was captured after it.
-    NewLengths,
+    /// There was no graph for messages of these lengths: none was captured yet, or an operator has dropped memory that it used.
+    /// One is captured after the round, unless the flow ends with it.
+    NoGraph,
     /// Its messages had more rows than the largest [bucket](crate::flow::Section::buckets).
     TooManyRows,
     /// Its messages had no whole number of [rows](crate::flow::Section::rows), or different numbers.
-    UnequalRows,
+    UnevenRows,
     /// A message was empty.
     Empty,
     /// More combinations of lengths occur than [graphs are kept](crate::flow::Section::at_most).
@@ -24,16 +25,16 @@ pub enum StreamReason {
 }
 
 impl StreamReason {
-    const ALL: [Self; 5] = [Self::NewLengths, Self::TooManyRows, Self::UnequalRows, Self::Empty, Self::TooManyLengths];
+    const ALL: [Self; 5] = [Self::NoGraph, Self::TooManyRows, Self::UnevenRows, Self::Empty, Self::TooManyLengths];
 }
 
-/// For a sentence about so many rounds: `3 for new lengths`.
+/// For a sentence about so many rounds: `3 for lack of a graph`.
 impl fmt::Display for StreamReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NewLengths => "new lengths",
+            Self::NoGraph => "lack of a graph",
             Self::TooManyRows => "more rows than the largest bucket",
-            Self::UnequalRows => "unequal rows",
+            Self::UnevenRows => "no common whole number of rows",
             Self::Empty => "an empty message",
             Self::TooManyLengths => "more combinations of lengths than graphs",
         })
@@ -54,18 +55,16 @@ impl SectionCounts {
         self.replayed.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn streamed(&self) -> u64 {
-        self.streamed.iter().map(|count| count.load(Ordering::Relaxed)).sum()
-    }
-
     pub(crate) fn captured(&self) -> u64 {
         self.captured.load(Ordering::Relaxed)
     }
 
-    /// The reasons that occurred, with the number of rounds.
-    pub(crate) fn reasons(&self) -> Vec<(StreamReason, u64)> {
+    /// How many rounds were streamed; and the reasons that occurred, with the number of rounds.
+    pub(crate) fn streamed(&self) -> (u64, Vec<(StreamReason, u64)>) {
         let all = StreamReason::ALL.into_iter().zip(&self.streamed);
-        all.map(|(reason, count)| (reason, count.load(Ordering::Relaxed))).filter(|(_, count)| *count > 0).collect()
+        let all = all.map(|(reason, count)| (reason, count.load(Ordering::Relaxed)));
+        let reasons: Vec<_> = all.filter(|(_, count)| *count > 0).collect();
+        (reasons.iter().map(|(_, count)| count).sum(), reasons)
     }
 
     pub(crate) fn add_replayed(&self) {
@@ -81,7 +80,7 @@ impl SectionCounts {
     }
 }
 
-/// For a report: `3 streamed (2 for new lengths, 1 for an empty message)`.
+/// For a report: `3 streamed (2 for lack of a graph, 1 for an empty message)`.
 pub(crate) fn fmt_streamed(streamed: u64, reasons: &[(StreamReason, u64)]) -> String {
     if reasons.is_empty() {
         return format!("{streamed} streamed");

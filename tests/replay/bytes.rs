@@ -10,7 +10,7 @@ on_both!(g10_a_chain_gives_the_same_bytes_replayed_as_streamed_at_every_bucket_a
     // Streamed: the first round of each of the four buckets, and the two that exceed the largest.
     assert_eq!(section(&report, "net"), (10, 6, 4));
     assert_eq!(report.operator("two").unwrap().runs, ROWS.len() as u64);
-    let text = "section `net`: 10 rounds replayed, 6 streamed (4 for new lengths, 2 for more rows than the largest bucket), 4 graphs captured";
+    let text = "section `net`: 10 rounds replayed, 6 streamed (4 for lack of a graph, 2 for more rows than the largest bucket), 4 graphs captured";
     assert!(report.to_string().contains(text), "{report}");
 });
 

@@ -151,8 +151,8 @@ async fn is_logged_once() {
     assert_eq!(lines.try_iter().count(), 0, "it is one occurrence");
     end(running).await;
 
-    // The end of a flow is logged as well, for a debugger.
-    let warned = || lines.iter().find(|line| line.starts_with("WARN ")).unwrap();
+    // Other lines are about the ends of flows, or about a thread that this process was not given in time.
+    let warned = |what: &str| lines.iter().find(|line| line.starts_with("WARN ") && line.contains(what)).unwrap();
     // An operator that blocks a thread.
     let block = Block::default();
     let held = block.0.lock().unwrap();
@@ -167,8 +167,8 @@ async fn is_logged_once() {
     flow.observe(&watch);
     let running = flow.spawn().unwrap();
     let warning = next(&calls);
-    let line = warned();
-    assert!(line.starts_with("WARN wakeline::observe ") && line.contains("kind=blocked operator=read "), "{line}");
+    let line = warned(" kind=blocked operator=read ");
+    assert!(line.starts_with("WARN wakeline::observe "), "{line}");
     assert!(line.contains(&warning.sentence), "{line}");
     drop(held);
     end(running).await;
@@ -178,8 +178,8 @@ async fn is_logged_once() {
     super::stalls::stalls(&mut flow);
     flow.set_on_stall(OnStall::Warn);
     let running = flow.spawn().unwrap();
-    let line = warned();
-    assert!(line.starts_with("WARN wakeline::flow") && line.contains("operators have stalled"), "{line}");
+    let line = warned("operators have stalled");
+    assert!(line.starts_with("WARN wakeline::flow"), "{line}");
     assert!(line.contains("`back` waits for a message in hub `join.out -> back.input`"), "{line}");
     end(running).await;
 }

@@ -116,7 +116,7 @@ pub(crate) struct CudaBackend {
     kernels: Kernels,
     graphs: CudaGraphs,
     gate: ContextGate,
-    /// `None` if the driver refused it: launches after a pause are then slower.
+    /// `None` if the driver refused it: launches after a pause are then slower, and device times include that of an event.
     warm_up: Option<WarmUp>,
     /// Zero if it is unknown.
     event_time: Duration,

@@ -17,7 +17,7 @@
 //! | the host queries from launch to end | 10 (18) | 21 (38) |
 //!
 //! So a task that polls for the end of long work launches an empty kernel now and then, on a stream that is for this
-//! alone. There is never more than one in flight.
+//! alone once the device is open (before, `event_time.rs` uses it). There is never more than one in flight.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -91,7 +91,7 @@ impl<G> GraphTable<G> {
         let (rows, shape) = match &self.buckets {
             None => (None, GraphShape { rows: None, lengths: lengths.clone() }),
             Some(buckets) => {
-                let Some(rows) = self.rows(lengths) else { return Route::Streamed(StreamReason::UnequalRows) };
+                let Some(rows) = self.rows(lengths) else { return Route::Streamed(StreamReason::UnevenRows) };
                 let bucket = buckets.iter().find(|bucket| **bucket >= rows);
                 let Some(bucket) = bucket else { return Route::Streamed(StreamReason::TooManyRows) };
                 (Some(rows), self.shape(*bucket))
@@ -193,8 +193,8 @@ mod tests {
         assert_eq!(table.way(&smallvec![8, 32]), replayed(0, 2));
         assert!(matches!(table.way(&smallvec![12, 48]), Route::Captured(_)));
         assert_eq!(table.way(&smallvec![36, 144]), Route::Streamed(StreamReason::TooManyRows));
-        assert_eq!(table.way(&smallvec![4, 32]), Route::Streamed(StreamReason::UnequalRows), "not the same rows");
-        assert_eq!(table.way(&smallvec![6, 24]), Route::Streamed(StreamReason::UnequalRows), "no whole rows");
+        assert_eq!(table.way(&smallvec![4, 32]), Route::Streamed(StreamReason::UnevenRows), "not the same rows");
+        assert_eq!(table.way(&smallvec![6, 24]), Route::Streamed(StreamReason::UnevenRows), "no whole rows");
         assert_eq!(table.way(&smallvec![0, 0]), Route::Streamed(StreamReason::Empty));
     }
 

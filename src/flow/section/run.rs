@@ -172,7 +172,7 @@ impl SectionRun {
                     self.stream(reason).await?
                 }
                 Route::Captured(shape) => {
-                    let goes_on = self.stream(StreamReason::NewLengths).await?;
+                    let goes_on = self.stream(StreamReason::NoGraph).await?;
                     if goes_on && !self.has_finished() {
                         self.capture(shape).await?;
                     }
@@ -189,7 +189,7 @@ impl SectionRun {
 
     /// Warns once that messages have no whole number of rows: `Section::rows` may have been forgotten.
     fn report_rows(&mut self, reason: StreamReason, lengths: &[usize]) {
-        if reason != StreamReason::UnequalRows || std::mem::replace(&mut self.has_reported_rows, true) {
+        if reason != StreamReason::UnevenRows || std::mem::replace(&mut self.has_reported_rows, true) {
             return;
         }
         logged(|| {

@@ -13,17 +13,6 @@ pub(crate) enum Role {
     Modify,
 }
 
-impl Role {
-    pub(crate) fn word(self) -> &'static str {
-        match self {
-            Self::Produce => "produce",
-            Self::Consume => "consume",
-            Self::Peek => "peek",
-            Self::Modify => "modify",
-        }
-    }
-}
-
 /// A link's name for `flow_to`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum LinkName {

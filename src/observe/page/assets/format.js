@@ -30,14 +30,14 @@ export function count(value) {
 }
 
 const STREAMED = {
-  new_lengths: 'new lengths',
+  no_graph: 'no graph',
   too_many_rows: 'more rows than the largest bucket',
-  unequal_rows: 'unequal rows',
+  uneven_rows: 'uneven rows',
   empty: 'empty messages',
   too_many_lengths: 'more lengths than graphs',
 };
 
-/** The rounds of a section that were not replayed, and the most frequent reason: `, 12 streamed (new lengths)`. */
+/** The rounds of a section that were not replayed, and the most frequent reason: `, 12 streamed (no graph)`. */
 export function streamed({ streamed: rounds, streamed_because: reasons }) {
   const [most] = [...reasons].sort((one, other) => other[1] - one[1]);
   return rounds ? `, ${count(rounds)} streamed${most ? ` (${STREAMED[most[0]] ?? most[0]})` : ''}` : '';
