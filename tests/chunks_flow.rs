@@ -140,7 +140,7 @@ async fn passes(device: &Device, envelopes: usize) {
     let links: Vec<_> = of.links.iter().map(|link| (&*link.operator, link.role)).collect();
     assert_eq!(
         links,
-        [("fill", LinkRole::Produce), ("add", LinkRole::Modify), ("drain", LinkRole::Consume)],
+        [("fill", LinkRole::Produces), ("add", LinkRole::Modifies), ("drain", LinkRole::Consumes)],
         "{snapshot}"
     );
     assert_eq!((&*of.name, of.queued, of.capacity, of.envelopes), ("numbers", 0, 4, 2 * envelopes), "{snapshot}");

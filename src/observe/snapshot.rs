@@ -190,41 +190,42 @@ pub struct ChunkLinkSnapshot {
     pub role: LinkRole,
 }
 
-/// What a link to a hub of chunks does.
+/// What a link to a hub of chunks does. Its names differ from those of the [roles](crate::hub::role), so that messages of the
+/// compiler need no paths for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum LinkRole {
     /// It produces chunks.
-    Produce,
+    Produces,
     /// It consumes them.
-    Consume,
+    Consumes,
     /// It looks at each, before it is consumed.
-    Peek,
+    Peeks,
     /// It changes each, before it is consumed.
-    Modify,
+    Modifies,
 }
 
 impl From<Role> for LinkRole {
     fn from(role: Role) -> Self {
         match role {
-            Role::Produce => Self::Produce,
-            Role::Consume => Self::Consume,
-            Role::Peek => Self::Peek,
-            Role::Modify => Self::Modify,
+            Role::Produce => Self::Produces,
+            Role::Consume => Self::Consumes,
+            Role::Peek => Self::Peeks,
+            Role::Modify => Self::Modifies,
         }
     }
 }
 
-/// One word, as it is serialised: `produce`.
+/// One word, as it is serialised: `produces`.
 impl fmt::Display for LinkRole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Produce => "produce",
-            Self::Consume => "consume",
-            Self::Peek => "peek",
-            Self::Modify => "modify",
+            Self::Produces => "produces",
+            Self::Consumes => "consumes",
+            Self::Peeks => "peeks",
+            Self::Modifies => "modifies",
         })
     }
 }
