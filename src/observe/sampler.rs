@@ -12,7 +12,7 @@ use super::records::{Records, Sampling};
 use crate::sync::{Condvar, Level, Mutex, contained, lock, logged};
 
 /// The thread sleeps this number of times as long as it has worked: it takes at most 1 % of a core, with its wakes.
-const REST: f64 = 174.0;
+const REST: f64 = 208.0;
 /// Where less time is kept it sleeps as much less, down to a fourth: shares of few samples say little.
 const KEPT: Duration = Duration::from_secs(10);
 /// The longest that a round may count as having taken.
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn the_thread_rests_shorter_where_less_time_is_kept() {
         let cost = Duration::from_millis(1);
-        for (kept, rests) in [(0, 43.5), (2, 43.5), (5, 87.0), (10, 174.0), (u64::MAX, 174.0)] {
+        for (kept, rests) in [(0, 52.0), (2, 52.0), (5, 104.0), (10, 208.0), (u64::MAX, 208.0)] {
             let took = rest(cost, Duration::from_secs(kept)).as_secs_f64() * 1e3;
             assert!((took - rests).abs() < 0.001, "{kept} s are kept: it rests {took} ms");
         }
