@@ -157,8 +157,8 @@ impl Event {
     }
 
     /// The device's time from the current record of `earlier` to the current one of this event, once both are done;
-    /// zero if they passed in the opposite order. It includes what the device takes to pass one event (1.3 us on an H200). For an event that was recorded in a capture, the time of its record
-    /// in the graph's launches so far.
+    /// zero if they passed in the opposite order. It includes what the device takes to pass one event (1.3 us on an H200,
+    /// `guide/facts.md`). For an event that was recorded in a capture, the time of its record in the graph's launches so far.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if one is not [timed](Self::timed), not recorded, or on another device;
